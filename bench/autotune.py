@@ -1,4 +1,4 @@
-"""What autotuning finds: step time before, after, and the ratio, on three workloads.
+"""Effect of autotuning: step time before, after, and the ratio, on three workloads.
 
 Usage: python bench/autotune.py [-np N ...] [--workloads W ...] [--pairs K] [--seconds S] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What is measured, and what of it should be reached: the one list that ranks, tables and plots share."""
+"""The measured cases and their goals: the one list that ranks, tables and plots share."""
 
 from __future__ import annotations
 

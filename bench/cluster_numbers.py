@@ -1,4 +1,4 @@
-"""What jobs on Spark and Ray cost and how soon they recover, in one table with limits and verdicts."""
+"""Cost of jobs on Spark and Ray, and their time to recover, in one table with limits and verdicts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def rows_of_recovery(figures: dict[str, Any]) -> Iterator[Row]:
 
 
 def last_json(text: str) -> Any:
-    """What a program printed last; engines may print lines before it."""
+    """The JSON that a program printed last; engines may print lines before it."""
     lines = text.splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith("{")]
     if not starts:
@@ -72,7 +72,7 @@ def last_json(text: str) -> Any:
 
 
 def measure(program: str, *args: str) -> Any:
-    """What a program of this folder measures."""
+    """The result of a program of this folder."""
     print(f"running {program} {' '.join(args)}", file=sys.stderr)
     command = [sys.executable, str(BENCH / program), *args]
     return last_json(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)

@@ -1,4 +1,4 @@
-"""What Spark and Ray add to jobs of `horovod.run`: time to call a function, to bring results, and per training step.
+"""Cost of Spark and Ray over `horovod.run`: time to call a function, to bring results, and per training step.
 
     python bench/clusters.py spark
     python bench/clusters.py ray --rounds 10

@@ -1,4 +1,4 @@
-"""What `state.commit()` costs: per call and per training step, for a model of 100 MB, against a deep copy.
+"""Cost of `state.commit()`: per call and per training step, for a model of 100 MB, against a deep copy.
 
 python bench/commit.py                    # one process
 horovodrun -np 2 python bench/commit.py   # several, each with its own copy of the model

@@ -57,7 +57,7 @@ def make_model() -> Any:
 
 
 def plain_loop(folder: str, loss: TimedLoss, steps: int) -> None:
-    """What each process does under TorchDistributor."""
+    """The program of each process under TorchDistributor."""
     import pyarrow.dataset as ds
     import torch
     import torch.distributed as dist

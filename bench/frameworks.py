@@ -1,4 +1,4 @@
-"""What a reduction costs in each framework: ours, PyTorch's path, and the framework's own collectives.
+"""Cost of a reduction in each framework: ours, PyTorch's path, and the framework's own collectives.
 
 Usage: python bench/frameworks.py [-np N] [--rounds K] [--peers P ...] [--json FILE]
 
@@ -41,7 +41,7 @@ MXNET_PYTHON = Path(__file__).resolve().parents[1] / ".venv-mxnet" / "bin" / "py
 # Steps of a CNN, by peer.
 STEPS = ("alone", "horovod", "mirrored")
 
-# What a module adds to the import of its framework, and how much it may, in seconds.
+# Added import time of a module over its framework, and its limit, in seconds.
 IMPORTS = {
     "horovod.tensorflow": ("tensorflow", 0.1),
     "horovod.jax": ("jax", 0.05),

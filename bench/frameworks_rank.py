@@ -28,7 +28,7 @@ Runs = dict[str, Callable[[], Any]]
 
 
 def torch_runs(hvd: Any) -> Runs:
-    """What the others are compared with."""
+    """The baseline of the comparison."""
     import torch
 
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""What communication costs on this machine's GPUs, against training without it and against PyTorch's DDP over NCCL.
+"""Cost of communication on this machine's GPUs, against training without it and against PyTorch's DDP over NCCL.
 
 Usage: python bench/gpu.py [--models M ...] [--batch-size N] [--blocks B] [--limit S] [--device cuda] [--json FILE]
 
@@ -87,7 +87,7 @@ def told(found: dict) -> list[str]:
 
 
 def goals(ours: dict, peer: dict | None) -> list[str]:
-    """What one rank was to reach."""
+    """The goals of one rank."""
     lines = [
         _against(
             f"{ours['submission_us']:.2f} us a tensor", ours["submission_us"], SUBMISSION_GOAL_US

@@ -68,7 +68,7 @@ class Pacing(enum.Enum):
 
 @dataclass(frozen=True)
 class Case:
-    """What is reduced, and when."""
+    """The reduced tensors, and their time."""
 
     name: str
     bytes: int
@@ -95,7 +95,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Goal:
-    """What shall be reached, and in which cases."""
+    """A goal, and its cases."""
 
     percent: float
     of: str  # "iperf3" or "line"
@@ -108,7 +108,7 @@ class Link:
 
     name: str
     qdisc: tuple[str, ...]
-    """What `tc` puts on each host's device."""
+    """The queueing discipline that `tc` sets on each host's device."""
     bits_per_s: float | None
     repeats: int
     cases: tuple[str, ...]
@@ -141,7 +141,7 @@ LINKS = {
 
 
 def rank_program(cases: Sequence[str], repeats: int) -> None:
-    """What each rank runs; rank 0 prints a JSON line per case."""
+    """The program of each rank; rank 0 prints a JSON line per case."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
     from cases import resnet50_shapes

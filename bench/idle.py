@@ -1,4 +1,4 @@
-"""What an initialised runtime costs while nothing is sent: processor time, and throughput taken from computing.
+"""Cost of an initialised but idle runtime: processor time, and throughput taken from computing.
 
 Each rank multiplies matrices for a while with the runtime initialised, then as long after `shutdown`, and so on: in
 one process, so that neither placement nor drift of the machine is taken for the runtime's cost.

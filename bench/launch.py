@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 DONE = "done"
 # Share of one processor that others may use before a run is called disturbed.
 DISTURBED = 0.1
-# What was noticed in this process's runs, for reports.
+# Disturbances of this process's runs, for reports.
 disturbances: list[str] = []
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 

@@ -20,7 +20,7 @@ STEPS_PER_BLOCK = 5
 
 
 class Job(NamedTuple):
-    """What a peer makes of copies of one training."""
+    """A peer's view of one training."""
 
     rank: int
     steps: dict[str, Callable[[], object]]  # by variant

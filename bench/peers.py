@@ -11,7 +11,7 @@ from cases import Case
 
 
 class Peer(Protocol):
-    """What a peer must be able to do. Tags name the operation where the peer wants names."""
+    """Interface of a peer. Tags name the operation where the peer wants names."""
 
     rank: int
     size: int

@@ -29,7 +29,7 @@ def ancestors(pid: int) -> list[int]:
 
 
 def work(kill: str, folder: Path) -> dict[str, float]:
-    """What a rank does; when the kill was, and when there were fewer and all ranks again."""
+    """The program of a rank; returns the times of the kill, of fewer ranks and of all ranks again."""
     import torch
 
     import horovod.torch as hvd

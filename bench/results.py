@@ -1,4 +1,4 @@
-"""What was measured, kept between runs: one JSON file for each part in bench-output/.
+"""Results kept between runs: one JSON file for each part in bench-output/.
 
 So a part can be measured anew without the others, and the report is always made of all that is there.
 """
@@ -26,7 +26,7 @@ class Results:
         folder.mkdir(parents=True, exist_ok=True)
 
     def load(self, part: str) -> Any:
-        """What an earlier run stored, or None."""
+        """The result of an earlier run, or None."""
         path = self.folder / f"{part}.json"
         return json.loads(path.read_text()) if path.exists() else None
 

@@ -128,7 +128,7 @@ KEPT_PERCENT = 99.0
 
 
 def idle(found: dict) -> list[str]:
-    """What an initialised runtime costs while nothing is sent."""
+    """Cost of an initialised but idle runtime."""
     lines = [
         row("ranks", "processor time of an idle rank", "throughput that computing keeps"),
         row("---", "---", "---"),

@@ -1,4 +1,4 @@
-"""What the timeline costs: step time and processor time with and without it, in turns.
+"""Cost of the timeline: step time and processor time with and without it, in turns.
 
 Usage: python bench/timeline.py [-np N] [--workloads W ...] [--pairs K] [--seconds S] [--json FILE]
 
@@ -10,8 +10,8 @@ One job per workload. Blocks of S seconds with and without recording take turns 
 ...), so what differs between jobs (memory, placement, the hour) does not count. For each pair the ratio of the
 blocks' mean step times is taken: means, for the writer works now and then, and medians of steps would not see it.
 Shown are the median of these ratios and their quartiles, beside the same of neighbouring blocks without recording:
-what the machine itself strays by. Processor time is that of all ranks. What the writer has not written when recording
-ends is shown, too: the time that stop_timeline takes.
+the noise of the machine itself. Processor time is that of all ranks. The time of stop_timeline is shown, too: the
+writer then writes the remaining events.
 """
 
 from __future__ import annotations

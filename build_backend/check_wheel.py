@@ -26,7 +26,7 @@ ALLOWED_LIBRARIES = re.compile(
     r"^(libc\.so\.6|libm\.so\.6|libpthread\.so\.0|libdl\.so\.2|librt\.so\.1|libutil\.so\.1|libgcc_s\.so\.1"
     r"|ld-linux-.*\.so\.\d+)$"
 )
-# What the launcher itself may call; a shell, as every Unix has.
+# Programs that the launcher itself may call; a shell, as every Unix has.
 TOOLS = ("sh", "env")
 # Only a command that hangs reaches it.
 LIMIT_S = 1800.0
@@ -166,7 +166,7 @@ def run(command: list[str], **kwargs: object) -> None:
 
 
 def output(command: list[str], **kwargs: object) -> str:
-    """What a command prints."""
+    """The output of a command."""
     program = resolve(command, kwargs)
     done = subprocess.run(
         program, check=True, capture_output=True, text=True, timeout=LIMIT_S, **kwargs

@@ -24,7 +24,7 @@ _left = threading.Event()
 
 
 class Event(ctypes.Structure):
-    """What epoll is told of a descriptor; on x86-64 the kernel has it without a gap."""
+    """An event of epoll for a descriptor; on x86-64 the kernel has it without a gap."""
 
     _pack_ = 1 if os.uname().machine == "x86_64" else 8
     _fields_ = (("events", ctypes.c_uint32), ("data", ctypes.c_uint64))
@@ -54,12 +54,12 @@ def flip(byte: int, *, outgoing: bool) -> int:
 
 
 def wait_until_left() -> None:
-    """Wait until somebody at the other end has hung up. What this rank said until then has arrived."""
+    """Wait until a peer has closed its connection. This rank's earlier messages have arrived by then."""
     _left.wait()
 
 
 def _once_at(byte: int) -> Callable[[], Change]:
-    """What begins a new connection; of all of them one bit changes."""
+    """The change for a new connection; of all of them one bit changes."""
     is_done = threading.Event()
 
     def connection() -> Change:
@@ -102,7 +102,7 @@ def _pair() -> tuple[socket.socket, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = socket.create_connection(server.getsockname())
         other, origin = server.accept()
-        # Whoever still looks for the port's last owner may come first.
+        # A client that still looks for the port's last owner may connect first.
         while origin != one.getsockname():
             other.close()
             other, origin = server.accept()

@@ -1,4 +1,4 @@
-"""What all Python tests share: jobs that are always cleaned up, and which files need several ranks."""
+"""Common to all Python tests: jobs that are always cleaned up, and the list of files that need several ranks."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ LIBRARY = str(harness.ROOT / ".stamps" / "gpu-double" / "libhorovod_gpu_double.s
 # Where ranks find what makes tensors of the double: `conftest`, `devices`, `cuda_double`.
 FOLDER = str(harness.ROOT / "tests" / "parallel" / "gpu")
 
-# What a rank's program begins with. `before` runs before anything of the double is loaded: it reads its settings then.
+# Start of a rank's program. `before` runs before anything of the double is loaded, which reads its settings then.
 _PRELUDE = """
 import os, sys
 
@@ -54,6 +54,6 @@ def program(body: str, before: str = "") -> str:
 
 
 def said(job: harness.Job, rank: int) -> list[str]:
-    """What a rank has said, one text a call."""
+    """The texts of a rank, one text a call."""
     lines = [line.partition(f"rank {rank}: ") for line in job.stdout.splitlines()]
     return [text for before, found, text in lines if found and before in ("", f"[{rank}]<stdout>:")]

@@ -105,12 +105,12 @@ class Job:
 
     @property
     def stdout(self) -> str:
-        """What the launcher wrote to its standard output so far."""
+        """The launcher's standard output so far."""
         return self._text("out")
 
     @property
     def stderr(self) -> str:
-        """What the launcher wrote to its standard error so far."""
+        """The launcher's standard error so far."""
         return self._text("err")
 
     def wait_for(self, text: str, *, count: int = 1, limit_s: float | None = None) -> list[str]:
@@ -247,7 +247,7 @@ class Job:
         return [sys.executable, "-ISs", os.fspath(PRIVATE_SHM), os.fspath(self.shm)]
 
     def _shm_files(self) -> list[Path]:
-        """What the job has left in its `/dev/shm`."""
+        """Files that the job has left in its `/dev/shm`."""
         if self.shm is None:
             return []
         return [path for path in _entries(self.shm) if not path.name.startswith(OF_OTHERS)]
@@ -366,7 +366,7 @@ def _socket_files(folder: Path) -> set[str]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What is in a folder; nothing if it is none, or has just gone."""
+    """Entries of a folder; none if it is no folder, or has just gone."""
     try:
         return list(folder.iterdir())
     except OSError:

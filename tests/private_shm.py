@@ -1,6 +1,6 @@
 """Runs a program with a folder mounted as its `/dev/shm`: `python private_shm.py FOLDER PROGRAM ARGUMENTS...`.
 
-What the program and its descendants put into `/dev/shm` is then in FOLDER and nothing else is, whatever other
+Files that the program and its descendants put into `/dev/shm` are then in FOLDER and nothing else is, whatever other
 programs of the machine do. Where the system allows no such mount, FOLDER is removed and the program runs without."""
 
 from __future__ import annotations

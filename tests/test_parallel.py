@@ -36,7 +36,7 @@ class Part:
         return f"{name}@{self.environment}" if self.environment else name
 
     def description(self) -> dict[str, Any]:
-        """What the environment is."""
+        """The environment's description."""
         return _environments(self.file).get(self.environment, {})
 
     def runs_on(self, np: int, is_thorough: bool) -> bool:
@@ -122,7 +122,7 @@ def _run(np: int, parts: list[Part], folder: Path) -> Ran:
         np,
         [sys.executable, *words, "--rootdir", str(harness.ROOT), *files],
         limit_s=LIMIT_S,
-        # What the first rank has compiled of these files, the others and the next jobs need not compile again.
+        # The other ranks and the next jobs need not compile these files again after the first rank.
         env={
             "HVD_TEST_REPORT": str(folder),
             "PYTHONDONTWRITEBYTECODE": None,

@@ -25,7 +25,7 @@ def parse_args():
 
 
 def main():
-    """What every process does."""
+    """The program of every process."""
     args = parse_args()
     hvd.init()
     lr_scaler = 1

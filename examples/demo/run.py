@@ -117,7 +117,7 @@ def draw(runs, path):
 
 
 def name(run):
-    """What a run is called in the report."""
+    """The name of a run in the report."""
     return "1 process" if run["processes"] == 1 else f"{run['processes']} processes"
 
 

@@ -158,7 +158,7 @@ def test(model, loader, device):
 
 
 def main(args):
-    """What every process does."""
+    """The program of every process."""
     hvd.init()
     torch.manual_seed(args.seed)
     wanted = "cpu" if args.no_cuda else args.device

@@ -11,7 +11,7 @@ import horovod.torch as hvd
 
 
 def main():
-    """What every process does."""
+    """The program of every process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cpu")

@@ -21,7 +21,7 @@ from horovod.ray import RayExecutor, ray_logger
 
 
 def train(epochs: int, batch_size: int, lr: float) -> float:
-    """What every worker does, from whenever it is started; the accuracy in the end."""
+    """The program of every worker, also of one that joins later; returns the final accuracy."""
     hvd.init()
     torch.manual_seed(42)
     digits: Any = load_digits()

@@ -23,7 +23,7 @@ from horovod.ray.train import HorovodTrainer
 
 
 def train(config: dict[str, Any]) -> None:
-    """What every worker does."""
+    """The program of every worker."""
     hvd.init()
     torch.manual_seed(42)
     digits: Any = load_digits()

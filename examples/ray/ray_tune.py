@@ -21,7 +21,7 @@ from horovod.ray import RayExecutor
 
 
 def train(lr: float, epochs: int) -> float:
-    """What every rank of a trial does; the accuracy."""
+    """The program of every rank of a trial; returns the accuracy."""
     hvd.init()
     torch.manual_seed(42)
     digits: Any = load_digits()

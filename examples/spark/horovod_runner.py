@@ -18,7 +18,7 @@ from horovod.spark import HorovodRunner
 
 
 def train(epochs: int, lr: float) -> float:
-    """What every rank does; the accuracy on rows that were not trained on."""
+    """The program of every rank; returns the accuracy on rows that were not trained on."""
     import torch
     import torch.nn.functional as F
     from sklearn.datasets import load_digits

@@ -33,7 +33,7 @@ def kill_executor() -> None:
 
 
 def train(epochs: int, batch_size: int, lr: float, wanted: int, kill_at: int) -> dict[str, Any]:
-    """What every rank does, from whenever it is started; what it has seen in the end."""
+    """The program of every rank, also of one that joins later; returns its observations."""
     import torch
     import torch.nn.functional as F
     from sklearn.datasets import load_digits

@@ -18,7 +18,7 @@ import horovod.spark
 
 
 def train(epochs: int, batch_size: int, lr: float) -> dict[str, float]:
-    """What every rank does; its rank, and the accuracy on rows that were not trained on."""
+    """The program of every rank; returns its rank, and the accuracy on rows that were not trained on."""
     import torch
     import torch.nn.functional as F
     from sklearn.datasets import load_digits

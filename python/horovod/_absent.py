@@ -1,4 +1,4 @@
-"""What the original has under a name that does not exist here: one table of advice, told by the ImportError.
+"""Names of the original that do not exist here: one table of advice, which the ImportError shows.
 
 Packages and scripts import modules of the original's launcher and adapters. Where a small module can do what they
 want, it exists (`horovod.runner.util.threads`, `horovod.runner.elastic.discovery`, ...). For the others a stub that
@@ -88,7 +88,7 @@ _INSTEAD = {
 
 
 def advice(name: str) -> str | None:
-    """What to tell who imports a module, or `module:name`, of the original's; None if it is none of them."""
+    """Advice on importing a module, or `module:name`, of the original's; None if it is none of them."""
     where = name
     while where:
         if where in _INSTEAD:
@@ -138,7 +138,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         if not fullname.startswith("horovod."):
             return None
         text = advice(fullname)
-        # Who only asks whether there is such a module (`importlib.util.find_spec`) gets the plain answer.
+        # A mere query for the module (`importlib.util.find_spec`) gets the plain answer.
         if text is None or not sys._getframe(2).f_code.co_name.startswith("_find_and_load"):
             return None
         # With a `name`, `from horovod import tensorflow` would hide the text behind its own.

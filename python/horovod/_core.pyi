@@ -90,7 +90,7 @@ __version__: str
 FRAMES_MAX: int
 """Most frames of one thread in a report about a standstill."""
 MOVED: Final[str]
-"""What is said of a tensor whose memory is not where the operation wrote."""
+"""Error text for a tensor whose memory is not where the operation wrote."""
 NCCL_SHARES_GPUS_SINCE: Final[tuple[int, int, int]]
 """The first version of NCCL that allows several ranks on one GPU, where `NCCL_MULTI_RANK_GPU_ENABLE=1` asks for it."""
 THREADS_MAX: int
@@ -267,7 +267,7 @@ def prefer_gpus(is_rocm: bool) -> None:
 def prepare_gpus() -> None:
     """Tell the runtime in which folders of packages NCCL may be, before compiled programs submit from threads of C++.
 
-    Nothing is looked for or loaded. Whoever submits from Python need not call it.
+    The call neither searches nor loads. Submissions from Python do not need it.
     """
 
 def wait_for_devices() -> None:
@@ -484,4 +484,4 @@ def stop_timeline() -> bool:
     """End the recording and wait until it is in the file; False when there was none."""
 
 def transports() -> dict[str, str]:
-    """What was found at run time, for reports: {"shm": "memfd", ...}."""
+    """Transports found at run time, for reports: {"shm": "memfd", ...}."""

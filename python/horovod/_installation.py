@@ -37,7 +37,7 @@ def warn_if_mixed(folder: str) -> None:
 
 
 def findings() -> list[str]:
-    """What is wrong with the installation that `import horovod` would take; each a sentence without its end."""
+    """Faults of the installation that `import horovod` would take; each a sentence without its end."""
     found = []
     ours = []
     for installed in importlib.metadata.distributions(name="horovod"):

@@ -40,7 +40,7 @@ def report(
     epoch, epochs
         The epoch, from 0, and how many there are.
     values
-        What else to show, such as `loss`: numbers.
+        Other numbers to show, such as `loss`.
     """
     if _sender is not None and _sender.is_of_this_process():
         numbers = {name: float(value) for name, value in values.items()}

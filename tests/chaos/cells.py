@@ -251,7 +251,7 @@ class Run:
         del struck_at
         who = [*scene.bystanders, scene.pid]
         if self.cell.fault == "SIGKILL" or fault.between_hosts:
-            # What a rank says on a host that is cut off cannot be heard.
+            # Output of a rank on a host that is cut off does not arrive.
             who.remove(scene.pid)
         if fault.undo:
             self.job.wait_for("ended with ", count=NP - 1)

@@ -1,4 +1,4 @@
-"""What is done to a rank, and how it is undone: signals, sockets, limits, disks, clocks; links are in wire.py."""
+"""Faults of a rank, and their ends: signals, sockets, limits, disks, clocks; links are in wire.py."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def black_hole(scene: Scene) -> None:
 
 
 def one_way(scene: Scene) -> None:
-    """What the last host sends is lost; it hears all."""
+    """Messages from the last host are lost; it receives all others."""
     scene.wire.last_host(cut_out=True)
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of a chaos job have said, in the order of time, and what must be true of it."""
+"""Output of the ranks of a chaos job, in the order of time, and its invariants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import model
 
 import harness
 
-# What worker.py prints: text, process, when.
+# A line of worker.py: text, process, time.
 _LINE = re.compile(r"^\[\d+\]<stdout>:(.*) \| (\d+) ([\d.]+)$")
 _COMMITTED = re.compile(r"committed (\d+) with (\w+)")
 _ROUND = re.compile(r"round of (\d+): rank (\d+), step (\d+) with (\w+)")
@@ -56,7 +56,7 @@ def said(job: harness.Job) -> list[Said]:
 
 
 def faults_in(entries: Sequence[Said]) -> list[str]:
-    """What went wrong: a committed step that a later round has not, weights other than those of the undisturbed run."""
+    """Violations: a committed step that a later round has not, weights other than those of the undisturbed run."""
     wrong = []
     committed = 0
     for entry in entries:

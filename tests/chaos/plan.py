@@ -26,7 +26,7 @@ COLLECTIVES = (
     "reducescatter",
     "barrier",
 )
-# What an elastic job does between collective operations.
+# Steps of an elastic job between collective operations.
 CHANGES = ("commit", "reset", "growth", "growth, sender")
 PHASES = ("init", "negotiation", *COLLECTIVES, *CHANGES, "shutdown")
 
@@ -52,7 +52,7 @@ class Cell:
     torch: bool = False
     """PyTorch's model, optimizer and state instead of numpy's."""
     inject: str = ""
-    """What strace does to the victim at one of its system calls."""
+    """The fault that strace injects into one of the victim's system calls."""
 
     @property
     def name(self) -> str:
@@ -67,7 +67,7 @@ def promise(fault: str, phase: str, elastic: bool) -> str:
     if fault in HARMLESS:
         return UNTOUCHED
     if fault in REFUSES:
-        # What a rank has it keeps; it fails when it needs more.
+        # The rank keeps its descriptors; it fails when it needs more.
         return lost if phase in CONNECTING else UNTOUCHED
     if fault == NO_LAUNCHER:
         # The ranks of a static job need the launcher only to meet; those of another meet anew.

@@ -2,8 +2,8 @@
 
     worker.py FOLDER
 
-FOLDER holds cell.json (see cells.py), the pipe `gate` at which the victim waits, and files by which the test speaks:
-`released` when the fault has been done, `stop` when the training may end. What is printed is read by cells.py.
+FOLDER holds cell.json (see cells.py), the pipe `gate` at which the victim waits, and files that the test creates:
+`released` when the fault has been done, `stop` when the training may end. cells.py parses the output.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def with_torch():
 
 
 def begin_again() -> None:
-    """What the elastic loop does between two generations, with a place to wait in the middle."""
+    """The elastic loop's actions between two generations, with a place to wait in the middle."""
     was_victim = _core.is_initialized() and is_victim()
     basics.shutdown()
     wait_here("reset", victim=was_victim)

@@ -305,7 +305,7 @@ def test_a_host_that_vanishes_without_a_word_is_given_up_on_both_sides(launch, n
         job.wait_for("caught:", count=2)
     finally:
         net.hosts[1].connect_again()
-    # What the other side printed could not pass.
+    # Output of the other side could not pass.
     caught = job.wait_for("caught:", count=4)
     job.fail()
 
@@ -327,7 +327,7 @@ def test_ssh_is_as_patient_as_the_ranks(seconds, launch, script) -> None:
     job.wait_for("reducing", count=4)
     lines = [list(map(os.fsdecode, harness.command_line(pid))) for pid in job.members()]
     [words] = [words for words in lines if words and Path(words[0]).name == "ssh"]
-    # What ssh makes of it, whatever else it is configured with.
+    # The options that ssh itself derives, whatever else it is configured with.
     asked = [words[0], "-G", *words[1 : words.index("--")], "host-b"]
     said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
     settings = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)

@@ -91,7 +91,7 @@ def test_a_recording_of_the_wire_shows_what_is_not_encrypted(
     assert all(seen.values()) if encrypt == "0" else not any(seen.values()), seen
     assert key.encode() not in wire
     assert bytes.fromhex(key) not in wire
-    # What listens, listens on the interface that was asked for and on no other.
+    # Listening sockets are on the configured interface and on no other.
     hosts = {address[0] for family, address in places if family != "unix"}
     assert hosts
     addresses = {address for host in net.hosts for address in (host.address, host.address6)}

@@ -26,7 +26,7 @@ def _advance(weights: list[np.ndarray], momenta: list[np.ndarray], gradients: li
 
 
 class Training:
-    """What is trained, and on what."""
+    """Model and data."""
 
     def __init__(self, samples: int) -> None:
         dice = np.random.default_rng(os.getpid())  # nobody begins alike

@@ -25,7 +25,7 @@ def _weights(model: torch.nn.Module) -> list[np.ndarray]:
 
 
 class Training:
-    """What is trained, and on what."""
+    """Model and data."""
 
     def __init__(self, samples: int) -> None:
         torch.manual_seed(os.getpid())  # nobody begins alike

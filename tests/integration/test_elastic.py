@@ -59,7 +59,7 @@ class Training:
         return self.job
 
     def of(self, pid):
-        """What the loop did in one process, in order."""
+        """The loop's lines of one process, in order."""
         words = "generation|sync|restore|reset|first callback|second callback"
         return re.findall(rf"({words})\b.* process {pid}\b", self.job.stdout)
 

@@ -95,7 +95,7 @@ ranks = executor.assign([("here", "127.0.0.1")] * 3, rendezvous.address)
 print(json.dumps([dict(rank.variables) for rank in ranks]), flush=True)
 os.environ.update(ranks[0].variables)
 """
-    # Who has met needs it no more.
+    # Ranks that are connected need the rendezvous no more.
     rest = RANK.replace("hvd.init()\n", "hvd.init()\nhvd.barrier()\nrendezvous.close()\n")
     own = subprocess.Popen(
         [sys.executable, "-c", first + rest],

@@ -25,7 +25,7 @@ def told(call, *settings):
 def run(
     jobs, script, body: str, env: dict[str, str], before: str = ""
 ) -> tuple[tuple[list[str], list[str]], str]:
-    """What ranks 0 and 1 say, one text a call, and the standard error of the job, which has to end well."""
+    """The output of ranks 0 and 1, one text a call, and the standard error of the job, which has to end well."""
     path = script(program(AGAIN + body, before))
     job = jobs(harness.python(2, path, env=env)).succeed()
     first, second = (gpu_double.said(job, rank) for rank in range(2))
@@ -195,8 +195,8 @@ def test_two_ranks_on_one_gpu_that_ask_for_it(jobs, script) -> None:
 
 # -- memory
 
-# What small tensors are brought together in, pinned memory, and memory of results whose size is known late: of the last
-# PyTorch's own error is told.
+# Memory for small tensors that are packed together, pinned memory, and memory of results whose size is known late: for
+# the last one PyTorch's own error is raised.
 OUT_OF_MEMORY = """
 from double_streams import library
 

@@ -1,4 +1,4 @@
-"""What `horovodrun --doctor` and `--check-build` say of driver, NCCL and GPUs; the libraries are the double."""
+"""Output of `horovodrun --doctor` and `--check-build` about driver, NCCL and GPUs; the libraries are the double."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import harness
 
 EXAMPLES = harness.ROOT / "examples"
 
-# What the examples ask of `torch.cuda` and of models: "cuda" is the rank's own GPU.
+# The functions of `torch.cuda` and of models that the examples call: "cuda" is the rank's own GPU.
 BODY = """
 import runpy
 

@@ -78,7 +78,7 @@ def test_elastic_training_on_gpus_goes_on_with_new_communicators(
     assert len(ends) == 2, job.report()
     assert len(set(ends)) == 1, job.report()
     made = re.findall(r"GPU (\d): (\d+) communicators, violations \[\]", job.stdout)
-    # Who was there before has made another one; who takes the place of the dead also takes its GPU.
+    # The survivor has made another communicator; the replacement of the dead rank also takes its GPU.
     assert set(made) == {(str(dead), "1"), (str(1 - dead), "2")}, job.report()
 
 
@@ -135,7 +135,7 @@ def test_a_process_that_has_lost_its_gpu_is_replaced_in_elastic_jobs(
         assert gpu_double.said(job, rank) == ["trained by 2"], job.report()
 
 
-# What runs at the end of the process stands for what waits for the GPU there, too.
+# Code at the end of the process stands for any wait for the GPU there.
 HANGS_AT_ITS_END = """
             import atexit, threading
             from horovod.common import elastic

@@ -1,4 +1,4 @@
-"""What `horovodrun` gives its ranks and does with their output."""
+"""Arguments, environment and output of the ranks that `horovodrun` starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `horovodrun` tells programs of a job, a line of JSON for each event."""
+"""Events of `horovodrun` for programs, one line of JSON for each event."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray[
 from horovod.ray import RayExecutor  # noqa: E402
 
 LIMIT_S = 240
-# What the provider calls the node that it runs on.
+# The provider's name of its own node.
 HEAD = "fffffffffffffffffffffffffffffffffffffffffffffffffff00000"
 NODES_MAX = 2
 

@@ -27,7 +27,7 @@ def test_on_real_gpus(np, operations, jobs) -> None:
         # As in the environments of these tests over the double.
         "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
         "HOROVOD_CHECK_REPLICAS": "off",
-        # What NCCL complains about is in the report of a test that fails.
+        # NCCL's warnings are in the report of a test that fails.
         "NCCL_DEBUG": "WARN",
         # JAX leaves memory for PyTorch, NCCL and the other rank.
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",

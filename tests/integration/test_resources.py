@@ -1,4 +1,4 @@
-"""What a job costs: memory stays flat, an idle runtime takes no time, nothing of the process is changed."""
+"""Resources of a job: memory stays flat, an idle runtime takes no time, nothing of the process is changed."""
 
 from __future__ import annotations
 

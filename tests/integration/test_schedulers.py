@@ -187,9 +187,9 @@ def test_a_member_of_several_is_never_alone_in_silence(name, value, script, jobs
 def test_ranks_that_only_share_a_folder(script, jobs, tmp_path: Path) -> None:
     folder = tmp_path / "shared"
     folder.mkdir()
-    # What an earlier job left is no hindrance: nobody listens there, or somebody else does.
-    old = folder / "horovod-meeting-3"
-    old.write_text(f"horovod-rs meeting 1\nkey {'ab' * 32}\naddress 127.0.0.1:9\n")
+    # Files of an earlier job are no hindrance: nobody listens at their address, or another program does.
+    old = folder / "horovod-rendezvous-3"
+    old.write_text(f"horovod-rs rendezvous 1\nkey {'ab' * 32}\naddress 127.0.0.1:9\n")
     old.chmod(0o600)
     env = {"HOROVOD_RENDEZVOUS_DIR": str(folder), "HOROVOD_SIZE": "3"}
     check_pods(pods(jobs, script(WORK), env, HOROVOD_RANK=INDEXES))
@@ -233,7 +233,7 @@ def test_refuses_what_is_not_safe_and_says_what_to_set(script, jobs, port, tmp_p
     empty.mkdir()
     refuses(
         {**two, "HOROVOD_RENDEZVOUS_DIR": str(empty), "HOROVOD_GLOO_TIMEOUT_SECONDS": "1"},
-        "horovod-meeting-2: rank 0 writes it in its hvd.init()",
+        "horovod-rendezvous-2: rank 0 writes it in its hvd.init()",
     )
 
 
@@ -332,7 +332,7 @@ say("again", _core.size())
 def test_a_signal_handler_may_give_up_the_init_that_it_interrupts(script, jobs) -> None:
     env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "3600", "HOROVOD_RANK": "0"}
     job = jobs(harness.Job([sys.executable, script(HANDLES)], env=env))
-    rendezvous_file = job.folder / "horovod-meeting-2"
+    rendezvous_file = job.folder / "horovod-rendezvous-2"
     deadline = time.monotonic() + harness.REAP_LIMIT_S
     while not rendezvous_file.exists():
         assert time.monotonic() < deadline, job.report()
@@ -356,7 +356,7 @@ def test_init_can_be_interrupted(rank, script, jobs) -> None:
     job = jobs(harness.Job([sys.executable, script(WAITS)], env=env))
     job.wait_for("waits")
     if rank == "0":
-        rendezvous_file = job.folder / "horovod-meeting-2"
+        rendezvous_file = job.folder / "horovod-rendezvous-2"
         deadline = time.monotonic() + harness.REAP_LIMIT_S
         while not rendezvous_file.exists():
             assert time.monotonic() < deadline, job.report()
@@ -364,4 +364,4 @@ def test_init_can_be_interrupted(rank, script, jobs) -> None:
     job.process.send_signal(signal.SIGINT)
     job.succeed()
     assert "interrupted False" in job.stdout
-    assert not list(job.folder.glob("horovod-meeting*"))
+    assert not list(job.folder.glob("horovod-rendezvous*"))

@@ -1,4 +1,4 @@
-"""What docs/security.md promises, shown on real processes: to another user of the host, and to whoever listens."""
+"""The promises of docs/security.md, shown on real processes: to another user of the host, and to an eavesdropper."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def test_every_other_parameter(spark: Any) -> None:
 
 
 def pause(folder: Path) -> None:
-    """What a rank does that others end: tell its process, and wait for ever."""
+    """The program of a rank that others end: write its process number, and wait for ever."""
     import horovod.numpy as hvd
 
     hvd.init()

@@ -29,7 +29,7 @@ if shutil.which("java") is None:
 
 @pytest.fixture(scope="module", autouse=True)
 def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What the server and the ranks have printed."""
+    """The output of the server and the ranks."""
     from pyspark.sql import SparkSession
 
     with (

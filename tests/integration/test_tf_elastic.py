@@ -85,12 +85,12 @@ def test_a_killed_rank_is_replaced_and_no_committed_step_is_lost(script, jobs, t
     done = set(re.findall(r"done: rank (\d) of 3, step (\d+)", job.stdout))
     assert {rank for rank, _ in done} == {"0", "1", "2"}, job.report()
     assert len({step for _, step in done}) == 1
-    # What was traced with three ranks went on with two, from the step that was not committed.
+    # The graph traced with three ranks went on with two, from the step that was not committed.
     assert "graph of 3 ranks from step 0" in job.stdout
     assert "graph of 2 ranks from step 7" in job.stdout
 
 
-# Who takes part in a set's operations is asked each time a graph runs: it is traced once.
+# The members of a set are looked up each time a graph runs: the graph is traced once.
 SETS = """
 import os, signal, sys
 from pathlib import Path

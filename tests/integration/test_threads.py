@@ -33,7 +33,7 @@ os.execv({str(harness.HOROVODRUN)!r}, ["horovodrun", *sys.argv[1:]])
 
 
 def shown(job: harness.Job) -> list[list[str]]:
-    """What each rank printed."""
+    """The output of each rank."""
     job.succeed()
     lines = [line.split("threads ")[1] for line in job.stdout.splitlines() if "threads " in line]
     return [line.split() for line in lines]

@@ -1,4 +1,4 @@
-"""What documented scripts do, for mypy and pyright to accept; it is checked, never run."""
+"""Documented scripts, for mypy and pyright to accept; this file is checked, never run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ with optimizer.skip_synchronize():
     optimizer.step()
 with optimizer.no_sync():
     pass
-# What is not known of it would be accepted, as `Any`.
+# An unknown attribute would be accepted, as `Any`.
 assert_type(optimizer.wait_in_backward, bool)
 assert_type(optimizer.no_sync(), AbstractContextManager[None])
 assert_type(optimizer.skip_synchronize(), AbstractContextManager[None])

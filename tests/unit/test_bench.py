@@ -205,7 +205,7 @@ def test_figures_of_gpus_are_held_against_their_goals():
     ]
     slow = run(0.100, 0.102, 0.100, submission_us=6.0, bytes_beside=37 << 20, latency_us=9.0)
     assert all(line.endswith(": not reached") for line in gpu.goals(slow, peer))
-    # What equal runs differ by is not held against ours.
+    # A difference no larger than that between equal runs is not held against ours.
     noisy = run(0.100, 0.107, 0.110, submission_us=4.0, bytes_beside=0, latency_us=9.0)
     assert gpu.goals(noisy, None)[1].endswith(": reached")
     assert gpu.against_ddp(ours, peer) == ["net, 1 ranks: a step 0.500 of DDP's"]

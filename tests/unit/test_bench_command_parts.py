@@ -56,7 +56,7 @@ def test_a_comma_may_stand_at_the_end_of_a_list():
     assert [dtype.name for dtype in options.dtypes] == ["int8"]
 
 
-# What the core should compute, in Python's own numbers.
+# The core's expected results, in Python's own numbers.
 COMPUTED = {
     "sum": sum,
     "adasum": sum,  # no two ranks contribute to one element: nothing to project
@@ -125,7 +125,7 @@ def test_averages_of_hosts_with_different_numbers_of_ranks_agree():
     reductions = [Reduction("adasum", dtype, 3, count) for count in beside]
     parts = [r._decoded(r.contribution(rank)) for rank, r in enumerate(reductions)]
 
-    # What only one host has an element of is added by Adasum.
+    # An element that only one host has is added by Adasum.
     result = [(a + b) / 2 + c for a, b, c in zip(*parts, strict=True)]
     without_averages = [sum(values) for values in zip(*parts, strict=True)]
 

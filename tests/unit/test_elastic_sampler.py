@@ -22,7 +22,7 @@ def among(monkeypatch):
 
 
 def deal(among, size, count, processed, shuffle=True):
-    """What each of `size` ranks gets of the rest of an epoch."""
+    """The part of each of `size` ranks of the rest of an epoch."""
     dealt = []
     for rank in range(size):
         among(rank, size)

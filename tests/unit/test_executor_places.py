@@ -43,7 +43,7 @@ def test_an_environment_keeps_nothing_of_another_job() -> None:
     environment = rank.environment({**stale, **mine})
     assert environment == {**mine, **rank.variables}
     (rank,) = executor.assign(on("a"), ADDRESS)
-    # What one kind of rendezvous has left does not decide where the ranks of the other meet.
+    # Variables of one kind of rendezvous do not decide where the ranks of the other meet.
     assert "HOROVOD_RANK0_ADDRESS" not in rank.environment({"HOROVOD_RANK0_ADDRESS": "y:1"})
 
 

@@ -1,4 +1,4 @@
-"""What scripts for the original import besides `horovod.torch`: it is there, or the error says what to do."""
+"""Imports of scripts for the original besides `horovod.torch`: they work, or the error says what to do."""
 
 from __future__ import annotations
 

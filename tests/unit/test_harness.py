@@ -153,7 +153,7 @@ def test_what_others_leave_is_not_the_jobs(script, jobs) -> None:
 
 
 def test_a_program_starts_as_it_would_without_the_harness(jobs) -> None:
-    """What mounts the job's `/dev/shm` leaves no trace: no other user, no signal that is ignored."""
+    """The program that mounts the job's `/dev/shm` leaves no trace: no other user, no signal that is ignored."""
     lines = "while read -r name value; do echo $name $value; done </proc/self/status"
     # Python ignores these two itself; others may be ignored in whoever runs the tests, as under nohup.
     pythons = 1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1)

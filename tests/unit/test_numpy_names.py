@@ -7,7 +7,7 @@ import pytest
 import horovod.numpy
 import horovod.torch
 
-# What PyTorch only passes on to the form with a handle takes its arguments as they come.
+# Functions that PyTorch's module only passes on to the form with a handle take their arguments as they come.
 ASYNC = [name for name in horovod.numpy.__all__ if "async" in name]
 
 

@@ -142,7 +142,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def imported(site: Path) -> str:
-    """What `import horovod` says with a folder before all others."""
+    """The file of `import horovod` with a folder before all others."""
     return outcome(site, [sys.executable, "-c", "import horovod; print(horovod.__file__)"])
 
 
@@ -172,7 +172,7 @@ def test_files_of_the_original_are_noticed_at_import(copy: Path) -> None:
 
 
 def test_check_build_and_doctor_name_a_mixed_installation(copy: Path) -> None:
-    # What the tests run with need not be an installed wheel: its record is not for here.
+    # The package under test need not be an installed wheel: its record is not for here.
     home, version = copy / "horovod", metadata_wheel.version_of_workspace()
     check = [harness.HOROVODRUN, "--check-build"]
     doctor = [harness.HOROVODRUN, "--doctor", "-np", "1", sys.executable, "x.py"]

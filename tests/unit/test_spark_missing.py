@@ -1,4 +1,4 @@
-"""What `horovod.spark` says where something that it needs is not installed."""
+"""Errors of `horovod.spark` where one of its requirements is not installed."""
 
 from __future__ import annotations
 

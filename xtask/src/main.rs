@@ -4,6 +4,7 @@ mod files;
 mod layers;
 mod map;
 mod names;
+mod prose;
 mod settings;
 mod walk;
 
@@ -35,6 +36,7 @@ fn tidy(root: &Path) -> ExitCode {
     let mut complaints = Vec::new();
     complaints.extend(files::check(root, &tracked));
     complaints.extend(names::check(root, &tracked));
+    complaints.extend(prose::check(root, &tracked));
     complaints.extend(map::check(root));
     complaints.extend(walk::check(root));
     complaints.extend(layers::check(root));

@@ -59,7 +59,7 @@ pub(crate) fn check(root: &Path) -> Vec<String> {
     complaints
 }
 
-/// What users read.
+/// The pages for users.
 fn pages(root: &Path) -> Vec<PathBuf> {
     let docs = std::fs::read_dir(root.join("docs"));
     let docs = docs.into_iter().flatten().flatten();

@@ -95,7 +95,7 @@ fn section_files(map: &str) -> Vec<&str> {
         .collect()
 }
 
-/// What stands in back quotes.
+/// The parts of `text` in back quotes.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }

@@ -1,4 +1,4 @@
-"""What ranks of a HorovodRunner tell the driver."""
+"""Functions for messages from the ranks of a HorovodRunner to the driver."""
 
 from horovod.spark import log_to_driver
 

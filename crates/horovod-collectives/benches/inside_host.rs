@@ -22,7 +22,7 @@ impl Idle for Waiting {
     }
 }
 
-/// What is measured.
+/// The measured operation.
 #[derive(Clone, Copy)]
 enum Case {
     Allreduce(DType),

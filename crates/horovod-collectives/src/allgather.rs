@@ -70,7 +70,7 @@ pub unsafe fn allgather(ctx: &mut Ctx<'_>, items: &[GatherItem]) -> Result<(), C
     Ok(())
 }
 
-/// What passes around the ring: one block per host, or one per member.
+/// Blocks that pass around the ring: one per host, or one per member.
 struct Blocks<'a> {
     layout: &'a SetLayout,
     by_host: bool,

@@ -10,7 +10,7 @@ use crate::exchange::{Transfer, exchange, exchange_bytes};
 use crate::local::{LINE, Landing, Local, Pattern, Schedule, Slots, Work};
 use crate::slices::{Segment, copy};
 
-/// What this member sends: `rows[j]` rows of `row_bytes` bytes to each member `j`, consecutive from `input` on.
+/// This member's input: `rows[j]` rows of `row_bytes` bytes for each member `j`, consecutive from `input` on.
 #[derive(Clone, Copy, Debug)]
 pub struct Outgoing<'a> {
     /// The first byte.
@@ -21,7 +21,7 @@ pub struct Outgoing<'a> {
     pub row_bytes: usize,
 }
 
-/// What each member will send to this one.
+/// Rows that each member will send to this one.
 #[derive(Debug)]
 pub struct Incoming {
     /// Rows from each member.
@@ -37,9 +37,9 @@ pub fn exchange_sizes(ctx: &mut Ctx<'_>, send_rows: &[usize]) -> Result<Incoming
     let local = inside_host(ctx)?;
     let sizes = ctx.scratch.stages.begin("EXCHANGE_SIZES");
     let longest = match &local {
-        Some(local) => tell_inside(ctx, local, send_rows, &mut rows)?,
+        Some(local) => exchange_inside(ctx, local, send_rows, &mut rows)?,
         None => {
-            tell_across(ctx, send_rows, &mut rows)?;
+            exchange_across(ctx, send_rows, &mut rows)?;
             0
         }
     };
@@ -51,8 +51,8 @@ pub fn exchange_sizes(ctx: &mut Ctx<'_>, send_rows: &[usize]) -> Result<Incoming
 /// [`exchange_sizes`] before it; rows without bytes are counted and need no memory.
 ///
 /// # Safety
-/// What goes out is readable, `output` is writable for the incoming rows and does not overlap it; nobody else touches
-/// either until this returns.
+/// The outgoing rows are readable. `output` is writable for the incoming rows and does not overlap the input. Nothing
+/// else accesses either until this function returns.
 pub unsafe fn exchange_rows(
     ctx: &mut Ctx<'_>,
     outgoing: Outgoing<'_>,
@@ -113,13 +113,13 @@ impl Blocks<'_> {
         start..start + rows[member] * self.row_bytes
     }
 
-    /// What goes to a member.
+    /// The memory of the rows for a member.
     fn out(&self, member: usize) -> (*const u8, usize) {
         let range = self.range(self.send_rows, member);
         (self.input.wrapping_add(range.start), range.len())
     }
 
-    /// What comes from a member.
+    /// The memory for the rows from a member.
     fn inn(&self, member: usize) -> (*mut u8, usize) {
         let range = self.range(self.recv_rows, member);
         (self.output.wrapping_add(range.start), range.len())
@@ -127,7 +127,7 @@ impl Blocks<'_> {
 }
 
 /// Tells the others inside the host how many rows they get; returns the most that any pair exchanges.
-fn tell_inside(
+fn exchange_inside(
     ctx: &mut Ctx<'_>,
     local: &Local<'_>,
     send_rows: &[usize],
@@ -163,7 +163,7 @@ fn tell_inside(
 }
 
 /// Tells the others how many rows they get, one after the other.
-fn tell_across(
+fn exchange_across(
     ctx: &mut Ctx<'_>,
     send_rows: &[usize],
     recv_rows: &mut [usize],
@@ -236,7 +236,7 @@ impl Inside<'_> {
         (0..self.members).filter(move |member| *member != me)
     }
 
-    /// What a step takes of a block of `len` bytes.
+    /// A step's part of a block of `len` bytes.
     fn range(&self, step: usize, len: usize) -> Range<usize> {
         (step * self.chunk).min(len)..((step + 1) * self.chunk).min(len)
     }

@@ -229,7 +229,7 @@ impl Writing {
     /// One may be slow because its thread lost the core.
     const SLOW_CHUNKS: u32 = 3;
 
-    /// What it took to write so many bytes through the caches.
+    /// Learns from the time it took to write so many bytes through the caches.
     fn learn(&mut self, bytes: usize, took: Duration) {
         let lines = u32::try_from(bytes / LINE).unwrap_or(u32::MAX);
         // A short last chunk says little.

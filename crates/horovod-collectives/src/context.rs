@@ -28,7 +28,7 @@ pub struct Ctx<'a> {
     /// Under which the members may have staged the operand of [`crate::allreduce`] beforehand; see
     /// [`crate::prestage`].
     pub tag: Option<OperationTag>,
-    /// What lasts from one operation to the next; one per generation.
+    /// State kept from one operation to the next; one per generation.
     pub scratch: &'a mut Scratch,
 }
 

@@ -27,7 +27,7 @@ pub enum CollectiveError {
     /// An operation has more steps than a flag can count.
     #[error("an operation of {steps} steps is too long; at most {max} are possible")]
     TooManySteps {
-        /// What it would take.
+        /// Steps that the operation would need.
         steps: u64,
         /// The limit.
         max: u64,
@@ -37,7 +37,7 @@ pub enum CollectiveError {
     BlockSize {
         /// Index of the peer in the process set.
         member: usize,
-        /// What it announced.
+        /// Announced rows.
         rows: u64,
     },
     /// The output could not be allocated.

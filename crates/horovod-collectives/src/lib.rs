@@ -4,19 +4,19 @@
 //! that fit together; negotiation has made sure of that. Each is straight blocking code: whenever
 //! nothing can move it calls [`horovod_transport::Idle::idle`], whose error ends it at once.
 //!
-//! After any error the generation is dead: some peers may be in the middle of the same operation, so
-//! neither the links nor the arena can be used again, and outputs hold anything. But for an allreduce that
-//! [`may_pause`]: all it has done then are whole steps, each of which read its operands, wrote its part of
-//! staging memory or outputs, and published that, once. What it has staged its peers may read at any time, so
-//! it writes there again only in a step of its own. All others (broadcast, allgather, alltoall, reduce-scatter,
-//! Adasum, barriers, and allreduces over links) are in the middle of streams when they wait, and run to their end.
+//! After any error the generation is dead: some peers may be in the middle of the same operation, so neither the links
+//! nor the arena can be used again, and outputs hold anything. The exception is an allreduce that [`may_pause`]. It has
+//! then completed whole steps: each read its operands, wrote its part of staging memory or outputs, and published that
+//! part once. Peers may read staged data at any time, so a staging slot is written again only in a step of its own. All
+//! other operations (broadcast, allgather, alltoall, reduce-scatter, Adasum, barriers, and allreduces over links) wait
+//! in the middle of streams, and run to their end.
 //!
 //! Results of one allreduce are bitwise identical on all members (between CPUs of different kinds:
 //! save for the bits inside a NaN), and the same from run to run for the same layout, sizes and
 //! [`Tuning`].
 //!
-//! What computes does so in the default floating-point mode ([`horovod_kernels::DefaultMode`]), and leaves the thread in
-//! its own.
+//! Arithmetic runs in the default floating-point mode ([`horovod_kernels::DefaultMode`]); each function then restores
+//! the mode of its thread.
 //!
 //! Deliberately absent: negotiation, settings, threads, sockets.
 

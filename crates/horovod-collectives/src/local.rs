@@ -56,9 +56,9 @@ struct Areas {
 /// Which flags and slots a pipeline uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Track {
-    /// What operations with one pipeline use.
+    /// Of operations with one pipeline.
     First,
-    /// Of a second one that runs beside it.
+    /// Of a second pipeline that runs beside the first.
     Second,
 }
 
@@ -135,9 +135,9 @@ impl Slots<'_> {
     }
 }
 
-/// What a pipelined operation does in each step, between the waits. Called in order of steps within
-/// each method; `stage` runs ahead of `reduce`, and that of `finish`. What a step does follows from its
-/// number alone: an operation that is broken off goes on with new work of the same kind.
+/// The work of a pipelined operation in each step, between the waits. Each method is called in order of steps; `stage`
+/// runs ahead of `reduce`, and `reduce` ahead of `finish`. The work of a step follows from the step's number alone: a
+/// suspended operation is resumed with new work of the same kind.
 pub(crate) trait Work {
     /// Writes this rank's slot.
     fn stage(&mut self, step: usize, slots: &Slots<'_>);
@@ -162,7 +162,7 @@ pub(crate) struct Schedule {
     pub(crate) slot_len: usize,
 }
 
-/// Who stages for whom.
+/// Which members read which slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pattern {
     /// Every member for each other, which puts its result in the same place. When all results have
@@ -278,8 +278,9 @@ impl<'a> Local<'a> {
         true
     }
 
-    /// Carries out the whole operation if all members have staged under this tag; whether they have. Whoever asks
-    /// gets the same answer: it stood before the operation was agreed on, and stands until all are through with it.
+    /// Carries out the whole operation if all members have staged under this tag; returns whether they have. Every
+    /// member gets the same answer: it is fixed before the operation is agreed on, and stays until all members have
+    /// completed the operation.
     pub(crate) fn run_prestaged(
         &self,
         ctx: &mut Ctx<'_>,
@@ -497,7 +498,7 @@ impl Pipeline {
         };
         let stage_end = schedule.steps.min(stage_limit);
         let count = self.slot_count(local);
-        // What refills slots first fills all of them.
+        // Work that refills slots fills all of them first.
         let fills = refills && staged < count.min(stage_end) && self.may_stage(local, ctx);
         if !fills && self.finished < ready && self.awaited(local, flag, self.finished) {
             let slots = self.slots(local, self.finished);

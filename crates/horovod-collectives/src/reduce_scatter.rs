@@ -68,7 +68,7 @@ pub unsafe fn reduce_scatter(
     Ok(())
 }
 
-/// What each member gets, as this member's inputs; with outputs for its own.
+/// Each member's part, as slices of this member's inputs; the own part also has outputs.
 fn shares(ctx: &mut Ctx<'_>, size: usize, items: &[ScatterItem]) -> Vec<Vector> {
     let (n, me) = (ctx.members.len(), ctx.me);
     let share = |item: &ScatterItem, member: usize| {

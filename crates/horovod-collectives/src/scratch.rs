@@ -47,7 +47,7 @@ pub struct Scratch {
     pub stages: Stages,
 }
 
-/// What had been counted of an operation when one of its calls ended.
+/// Counts of an operation at the end of one of its calls.
 #[derive(Clone, Copy, Debug)]
 struct Ended {
     step: u64,
@@ -58,7 +58,7 @@ struct Ended {
 // pointers that its caller gave; between calls they are never followed.
 unsafe impl Send for Scratch {}
 
-/// Who may still be reading a part of this rank's staging memory.
+/// Readers that may still use a part of this rank's staging memory.
 #[derive(Debug, Default)]
 pub(crate) struct LastUse {
     /// The flag value that says that a reader is through; 0 if nobody ever read.
@@ -81,7 +81,7 @@ impl Scratch {
         Self::default()
     }
 
-    /// What was counted belongs to operation `seq`, or is forgotten.
+    /// Keeps the counts if they belong to operation `seq`, and resets them otherwise.
     fn count_for(&mut self, seq: Seq) {
         if self.seq != seq.0 {
             (self.seq, self.step, self.calls) = (seq.0, 0, 0);

@@ -1,8 +1,8 @@
 //! The choice of an algorithm: one pure function of operation, size, layout and tuning.
 //!
-//! What is chosen by size never changes the result: all choices combine every element in the same
-//! order (see [`crate::allreduce`]). What would change it (a ring rounds halves more often, a flat
-//! algorithm knows no hosts) is chosen by the layout and the settings alone.
+//! Choices by size never change the result: all of them combine every element in the same order (see
+//! [`crate::allreduce`]). Choices that would change the result are made by the layout and the settings alone: a ring
+//! rounds halves more often, and a flat algorithm knows no hosts.
 
 use horovod_protocol::ReduceOp;
 

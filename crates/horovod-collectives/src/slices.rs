@@ -31,7 +31,7 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// What is left behind the first `elems` elements of `size` bytes.
+    /// The slice after the first `elems` elements of `size` bytes.
     pub(crate) fn after(&self, elems: usize, size: usize) -> Self {
         Self {
             input: offset(self.input, elems * size),

@@ -8,7 +8,7 @@ const STAGES_MAX: usize = 64;
 /// A part of an operation that has a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stage {
-    /// What was done.
+    /// Name of the stage.
     pub name: &'static str,
     /// When it began.
     pub begin: Instant,
@@ -37,7 +37,7 @@ impl Stages {
         self.begun = 0;
     }
 
-    /// What was recorded, in the order in which the stages began: the first is the algorithm as a whole.
+    /// The recorded stages, in the order in which they began: the first is the algorithm as a whole.
     pub fn recorded(&self) -> &[Stage] {
         &self.list
     }

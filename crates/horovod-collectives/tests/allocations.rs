@@ -50,7 +50,7 @@ const LARGE: usize = 6000;
 const WARM_UP: usize = 5;
 const COUNTED: usize = 20;
 
-/// What a rank works on; made before anything is counted.
+/// A rank's buffers, allocated before counting begins.
 struct Memory {
     small: Vec<u8>,
     large: Vec<u8>,

@@ -137,7 +137,7 @@ fn uses_nccl(found: &[Framework]) -> bool {
     has(found, "NCCL") && has_gpus(found)
 }
 
-/// What is wrong with a mixed installation, and the cure.
+/// Error text for a mixed installation, with the cure.
 fn mixed(python: &Path, wrong: &str) -> String {
     let fix = cure(&python.display().to_string(), env!("CARGO_PKG_VERSION"));
     format!("this installation is mixed with another: {wrong}. To repair it: {fix}")
@@ -175,7 +175,7 @@ fn layout(found: &[Framework]) -> String {
     text
 }
 
-/// What Horovod says of each extension, and what it cannot know: versions, and what Gloo means here.
+/// Horovod's text on each extension, with the difference to the original: versions, and the meaning of Gloo here.
 fn explain(python: &Path, found: &io::Result<Vec<Framework>>) -> String {
     let found = found.as_ref().map(Vec::as_slice).unwrap_or_default();
     let mut text = String::new();

@@ -58,7 +58,7 @@ fn find_program(program: &OsStr, cwd: &Path, path: Option<&OsStr>) -> Result<(),
             Ok(_) => Ok(()),
         };
     }
-    // What the C library searches when there is no PATH.
+    // Without PATH, the folders that the C library searches.
     let path = path.unwrap_or(OsStr::new("/bin:/usr/bin"));
     let places: Vec<PathBuf> = std::env::split_paths(path)
         .map(|place| cwd.join(place))

@@ -45,8 +45,8 @@ fn from_agent(frame: &[u8]) {
     assert_eq!(FromAgent::decode(&again[4..]), Ok(message));
 }
 
-/// What users write: the first byte chooses between a command line (words between zero bytes), a list of hosts, a
-/// file of settings, what a discovery script prints, and a file of hosts.
+/// Parses text that users write. The first byte chooses between a command line (words between zero bytes), a list of
+/// hosts, a file of settings, the output of a discovery script, and a file of hosts.
 pub(crate) fn words(bytes: &[u8]) {
     let Some((kind, rest)) = bytes.split_first() else {
         return;
@@ -75,7 +75,7 @@ pub(crate) fn words(bytes: &[u8]) {
         _ => parse_hostfile("hosts", &text).ok(),
     };
     let Some(hosts) = hosts else { return };
-    // What was understood can be said again.
+    // Parsed hosts can be written and parsed again.
     let mut said = String::new();
     for host in &hosts {
         let comma = if said.is_empty() { "" } else { "," };

@@ -131,7 +131,7 @@ struct Node {
 
 /// Down or up, from, to.
 type Link = (bool, Rank, Rank);
-/// What every member of an execution must have alike.
+/// Values that must be equal on every member of an execution.
 type Common = (ProcessSetId, Vec<Rank>, Op, u32, Vec<String>);
 
 struct Job {
@@ -528,7 +528,7 @@ impl Job {
         self.deliver_all();
         self.ranks().for_each(|rank| self.shut_down(rank));
         self.deliver_all();
-        // What is held back for a while.
+        // Deliver the messages that were held back for a while.
         for _ in 0..1000 {
             if self
                 .nodes

@@ -1,4 +1,4 @@
-//! What every call goes through: counts, the log, faults, and the rules that hold for all.
+//! Steps of every call: counts, the log, faults, and the rules that hold for all.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -25,7 +25,7 @@ pub(crate) fn is_forked() -> bool {
     by != 0 && by != std::process::id()
 }
 
-/// What a call of the driver needs.
+/// Requirement of a call of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Need {
     Nothing,
@@ -151,7 +151,7 @@ impl Call {
         current
     }
 
-    /// What may synchronise invalidates the captures that it would disturb.
+    /// A call that may synchronise invalidates the captures that it would disturb.
     pub(crate) fn forbid_in_capture(&mut self) -> Outcome {
         let (mode, number) = thread::with(|thread| (thread.capture_mode, thread.number));
         let mut disturbed = 0;

@@ -1,6 +1,6 @@
 //! Vector clocks: what happened before what, among the host and the streams.
 
-/// Who has a component: the host (all its threads together) or a stream.
+/// Owner of a component of a clock: the host (all its threads together) or a stream.
 pub(crate) type Agent = usize;
 
 /// The host. Its threads are one agent: a call that returned before another was made happened before it,

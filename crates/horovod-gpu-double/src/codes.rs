@@ -2,7 +2,7 @@
 
 pub(crate) const SUCCESS: i32 = 0;
 pub(crate) const INVALID_VALUE: i32 = 1;
-/// What a call returns whose memory is not there; the real one would fail later, or not at all.
+/// Result of a call with memory that does not exist; the real driver would fail later, or not at all.
 pub(crate) const ILLEGAL_ADDRESS_AT_CALL: i32 = INVALID_VALUE;
 pub(crate) const OUT_OF_MEMORY: i32 = 2;
 pub(crate) const NOT_INITIALIZED: i32 = 3;

@@ -13,7 +13,7 @@ pub(crate) struct Fail {
     pub(crate) code: i32,
 }
 
-/// What the double is told to be; see the crate's documentation.
+/// Settings of the double; see the crate's documentation.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) seed: u64,
@@ -37,7 +37,7 @@ pub(crate) struct Config {
     pub(crate) abort: Duration,
     /// Bytes of each device.
     pub(crate) memory: u64,
-    /// What `cuInit` returns.
+    /// Result of `cuInit`.
     pub(crate) init: i32,
     /// Whether devices have memory pools (`cuMemAllocAsync`).
     pub(crate) pools: bool,

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 /// A pointer of the interface (`CUstream`, `ncclComm_t` ...).
 pub type Handle = *mut c_void;
 
-/// What a handle is of.
+/// Type of the object behind a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Sort {

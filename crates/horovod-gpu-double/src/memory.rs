@@ -71,7 +71,7 @@ impl Access {
     }
 }
 
-/// Who accesses, and what it knows.
+/// The accessing agent, and its clock.
 pub(crate) struct Accessor<'a> {
     pub(crate) agent: Agent,
     pub(crate) step: u64,
@@ -193,7 +193,7 @@ impl Memory {
         self.starts.contains_key(&id) || self.doomed.contains_key(&id)
     }
 
-    /// What was taken out by a stream stays until that comes there.
+    /// Memory freed in the order of a stream stays until the stream reaches that point.
     pub(crate) fn doom(&mut self, gone: Allocation) {
         self.doomed.insert(gone.id, gone);
     }
@@ -341,7 +341,7 @@ impl Allocation {
         host: &Clock,
         complaints: &mut Vec<String>,
     ) {
-        // What the host knows to have ended happened before everything that is submitted from now on.
+        // Accesses that the host knows to have ended happened before everything that is submitted from now on.
         self.records.retain(|r| host.get(r.agent) < r.step);
         let (from, to) = (access.address, access.address + access.bytes);
         for record in &self.records {
@@ -366,7 +366,7 @@ impl Allocation {
             return;
         }
         let (from, to) = (access.address, access.address + access.bytes);
-        // What lies within this access and before it is implied by it, unless it wrote and this only reads.
+        // An earlier access within this one is implied by it, unless the earlier one wrote and this one only reads.
         self.records.retain(|r| {
             let is_within = from <= r.from && r.to <= to;
             let is_before = by.clock.get(r.agent) >= r.step && r.step != by.step;

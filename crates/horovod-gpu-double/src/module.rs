@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::codes;
 
-/// What the double's compiler for HIP puts before a program's text, as its code.
+/// Prefix of a program's text in the output of the double's compiler for HIP.
 pub(crate) const HIP_CODE: &str = "code of HIP: ";
 
 /// A loaded module.
@@ -15,7 +15,7 @@ pub(crate) struct Module {
 }
 
 impl Module {
-    /// What the text declares; else the driver's error code.
+    /// The kernels that the text declares; else the driver's error code.
     pub(crate) fn parse(text: &str, driver_version: i32, capability: i32) -> Result<Self, i32> {
         let text = without_comments(text);
         if let Some(source) = text.strip_prefix(HIP_CODE) {
@@ -37,7 +37,7 @@ impl Module {
         Self::of_kernels(&text, ".entry", parameter)
     }
 
-    /// What follows a keyword: `name(parameters)`.
+    /// Parses the text after each keyword: `name(parameters)`.
     fn of_kernels(
         text: &str,
         keyword: &str,

@@ -106,7 +106,7 @@ fn carry_out(state: &mut Locked, id: u64, operation: Operation) {
             state.touching -= 1;
             notify();
         }
-        // What lacks its memory was a violation when that was freed.
+        // Operations without their memory were reported as a violation when the memory was freed.
         Work::EndOf(allocation) => state.memory.end(allocation),
         Work::Nothing | Work::Gate(_) | Work::Local(_) => {}
         Work::HostFunction(function, argument) => {

@@ -27,7 +27,7 @@ pub(crate) struct State {
     pub(crate) violations: Vec<String>,
     pub(crate) violation_count: u64,
     pub(crate) counts: HashMap<String, u64>,
-    /// What all threads together know to have happened.
+    /// Events known, by any thread, to have happened.
     pub(crate) host: Clock,
     next_agent: Agent,
     next_id: u64,
@@ -389,8 +389,8 @@ impl State {
         Ok((id, number))
     }
 
-    /// What an operation of a stream waits for without being told: the legacy default stream orders itself with all
-    /// blocking streams of its device. Also notes the use of a stream that NCCL is not done with.
+    /// Implied dependencies of an operation on a stream: the legacy default stream orders itself with all blocking
+    /// streams of its device. Also notes the use of a stream that NCCL is not done with.
     fn implied_order(
         &mut self,
         id: u64,

@@ -21,7 +21,7 @@ pub(crate) struct Capture {
     pub(crate) nodes: i64,
 }
 
-/// What an operation does when its turn has come.
+/// Effect of an operation when it is the stream's next.
 pub(crate) enum Work {
     /// Only its place counts: a wait.
     Nothing,
@@ -42,7 +42,7 @@ pub(crate) enum Work {
 pub(crate) struct Operation {
     pub(crate) number: u64,
     pub(crate) work: Work,
-    /// What must have ended before.
+    /// Operations that must have ended before.
     pub(crate) after: Vec<Position>,
     /// Allocations that it uses.
     pub(crate) allocations: Vec<u64>,
@@ -58,7 +58,7 @@ pub(crate) struct Stream {
     pub(crate) is_blocking: bool,
     pub(crate) is_default: bool,
     pub(crate) priority: i32,
-    /// What has happened before anything that is submitted from now on.
+    /// Events that happened before anything that is submitted from now on.
     pub(crate) clock: Clock,
     pub(crate) queue: VecDeque<Operation>,
     pub(crate) submitted: u64,

@@ -1,4 +1,4 @@
-//! What the double knows of the calling thread.
+//! The double's state of the calling thread.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -109,7 +109,7 @@ impl Device {
         self.context == context
     }
 
-    /// What tells GPUs apart on a host, and parts of one (MIG).
+    /// Identity of the GPU on its host, or of a part of one (MIG).
     pub fn uuid(&self) -> [u8; 16] {
         self.uuid
     }

@@ -16,7 +16,7 @@ pub(crate) type Handle = *mut c_void;
 
 function_table! {
     /// Functions of `libcuda.so.1`, by the names that mean the legacy default stream where a stream is null. All of
-    /// them are in every driver since CUDA 12.0. What AMD's library calls them: `hip`.
+    /// them are in every driver since CUDA 12.0. Module `hip` has the names in AMD's library.
     struct DriverTable;
     required {
         init = c"cuInit"(c_uint);
@@ -74,7 +74,7 @@ const GREATEST_DEFAULT_STREAM: usize = 2;
 pub(crate) const NOT_READY: c_int = 600;
 
 function_table! {
-    /// What an error is called. AMD's library has these with another signature.
+    /// Names and texts of errors. AMD's library has these functions with another signature.
     struct CudaTexts;
     required {
         get_error_name = c"cuGetErrorName"(c_int, *mut *const c_char);
@@ -238,7 +238,7 @@ impl Driver {
     pub fn device_of(
         &'static self,
         stream: RawStream,
-        told: i32,
+        given: i32,
     ) -> Result<&'static Device, GpuError> {
         check_process()?;
         let is_default = stream.0.addr() <= GREATEST_DEFAULT_STREAM;
@@ -247,7 +247,7 @@ impl Driver {
         } else {
             self.ordinal_of(stream)?
         };
-        self.device(of_stream.unwrap_or(told))
+        self.device(of_stream.unwrap_or(given))
     }
 
     fn ordinal_of(&self, stream: RawStream) -> Result<Option<i32>, GpuError> {

@@ -1,4 +1,4 @@
-//! What can go wrong below the engine, as data; its text names the call, the code and what to do.
+//! Errors below the engine, as data; the text of an error names the call, the code and what to do.
 
 use std::fmt::Write as _;
 
@@ -184,7 +184,7 @@ fn is_sticky(code: i32) -> bool {
     )
 }
 
-/// What to do about the text of NCCL's that has one usual cause.
+/// Advice for those texts of NCCL that have one usual cause.
 fn nccl_advice(text: &str) -> &'static str {
     match text.contains("out of memory") {
         true => {
@@ -195,7 +195,7 @@ fn nccl_advice(text: &str) -> &'static str {
     }
 }
 
-/// What to do about codes that have one usual cause; only some are also HIP's.
+/// Advice for codes that have one usual cause; only some are also HIP's.
 fn driver_advice(call: &str, code: i32) -> &'static str {
     match code {
         // Its codes are others, and its text says what is wrong.

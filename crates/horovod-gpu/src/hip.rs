@@ -22,14 +22,14 @@ use std::ffi::{CStr, c_char, c_int};
 
 use crate::load::function_table;
 
-/// What the library is called: as ROCm 7 and later, 6 and 5 do, and as PyTorch's wheels rename it.
+/// File names of the library: those of ROCm 7 and later, 6 and 5, and the name in PyTorch's wheels.
 pub(crate) const HIP: [&str; 4] = [
     "libamdhip64.so.7",
     "libamdhip64.so.6",
     "libamdhip64.so.5",
     "libamdhip64.so",
 ];
-/// What AMD's NCCL is called, in the same way.
+/// File names of AMD's NCCL, in the same way.
 pub(crate) const RCCL: [&str; 2] = ["librccl.so.1", "librccl.so"];
 
 /// Numbers of `hipDeviceAttribute_t`.
@@ -39,7 +39,7 @@ pub(crate) const MULTIPROCESSOR_COUNT: c_int = 63;
 pub(crate) const MEMORY_POOLS_SUPPORTED: c_int = 88;
 
 function_table! {
-    /// What an error is called.
+    /// Names and texts of errors.
     struct HipTexts;
     required {
         get_error_name = c"hipGetErrorName"(c_int) -> *const c_char;
@@ -115,7 +115,7 @@ pub(crate) fn version_of(file: &str) -> i32 {
     }
 }
 
-/// What HIP calls a function of CUDA's driver, if it is used there.
+/// HIP's name of a function of CUDA's driver, if that function is used with HIP.
 pub(crate) fn name_of(of_cuda: &CStr) -> Option<&'static CStr> {
     let found = NAMES.iter().find(|(cuda, _)| *cuda == of_cuda);
     found.map(|(_, hip)| *hip)

@@ -2,8 +2,8 @@
 //! libraries stand for them by other names of the same functions (`hip`).
 //!
 //! `load` finds the libraries and reads their functions into tables (`driver`, `nccl`). Above the tables are safe
-//! handles: devices, streams, events, memory, communicators. What takes addresses of device memory stays `unsafe`: no
-//! type knows what lives there, or what other streams do with it.
+//! handles: devices, streams, events, memory, communicators. Functions that take addresses of device memory stay
+//! `unsafe`: no type knows the contents of an address, or its uses by other streams.
 //!
 //! A CUDA call in a forked child fails in ways that depend on the call; here every call of such a child is refused with
 //! [`GpuError::Forked`], and what it drops is left to its parent.
@@ -32,8 +32,8 @@ pub use driver::Driver;
 pub use error::{GpuError, MemoryPlace};
 pub use event::Event;
 pub use executor::{
-    AllReduce, Call, Executor, ExecutorProgress, ExecutorSettings, Front, Group, HostMemory,
-    Launch, Operand, Phase, ReduceScatter, Reduction, Work, WorkError,
+    AllReduce, Call, Executor, ExecutorProgress, ExecutorSettings, Group, HostMemory, Launch,
+    Operand, Phase, ReduceScatter, Reduction, Work, WorkError, WorkProgress,
 };
 pub use kernels::{DeviceCopy, Kernels};
 pub use load::{

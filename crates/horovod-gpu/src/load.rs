@@ -78,7 +78,7 @@ struct Opened<T> {
 
 static SEARCH: OnceLock<Search> = OnceLock::new();
 static DEFAULT_SEARCH: OnceLock<Search> = OnceLock::new();
-/// What the first framework with GPUs has said.
+/// The stack that the first framework with GPUs has chosen.
 static CHOSEN: OnceLock<Stack> = OnceLock::new();
 static OPENED_DRIVER: OnceLock<Opened<DriverFunctions>> = OnceLock::new();
 static OPENED_NCCL: OnceLock<Opened<NcclTable>> = OnceLock::new();

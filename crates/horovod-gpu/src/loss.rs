@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// What has become of a GPU that this process can never use again.
+/// Reason why this process can never use a GPU again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GpuLoss {
@@ -14,7 +14,7 @@ pub enum GpuLoss {
         /// `CUresult`.
         code: i32,
     },
-    /// What was aborted still uses the GPU.
+    /// Aborted work still uses the GPU.
     #[error("GPU {ordinal} has not come to rest {} s after NCCL was {}{}", after.as_secs_f64(), how(*orderly), of(title.as_deref()))]
     Busy {
         /// Its number in this process.

@@ -42,7 +42,7 @@ impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let result = self.device.entered_relaxed(|| {
             let driver = self.device.driver();
-            // SAFETY: ours. Whoever used it in another stream has ordered that before.
+            // SAFETY: ours. Users in other streams have ordered their work before this call.
             let code = unsafe {
                 match &self.stream {
                     Some(stream) => (driver.table.mem_free_async)(self.address, stream.raw().0),
@@ -175,7 +175,7 @@ impl Device {
         MemoryPlace::Device(self.ordinal())
     }
 
-    /// What an allocation has returned; that there is no memory is told with all that is known.
+    /// Checks the result of an allocation. The error for exhausted memory has all details that are known.
     fn allocated(
         &'static self,
         call: &'static str,

@@ -1,4 +1,4 @@
-//! What the tests need of the machine: files of Python's packages, a compiler of PTX, stubs of the libraries.
+//! Requirements of the tests: files of Python's packages, a compiler of PTX, stubs of the libraries.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
@@ -123,7 +123,7 @@ pub(crate) struct Stub {
     pub(crate) driver: i32,
     /// Version that `ncclGetVersion` tells.
     pub(crate) nccl: i32,
-    /// What `cuInit` returns.
+    /// Result of `cuInit`.
     pub(crate) init: i32,
     /// Functions that are left out.
     pub(crate) lacks: &'static [&'static str],
@@ -220,7 +220,7 @@ pub(crate) fn alone<F: Fn()>(environment: &[(&str, PathBuf)], body: F) {
 /// Names a folder, or a file, of the parent for [`alone`].
 pub(crate) const FOLDER: &str = "GPU_TEST_FOLDER";
 
-/// What the parent has named so.
+/// The folder whose path the parent has passed in the environment.
 pub(crate) fn folder_of_parent() -> PathBuf {
     #[expect(
         clippy::disallowed_methods,
@@ -230,7 +230,7 @@ pub(crate) fn folder_of_parent() -> PathBuf {
     folder.expect("the parent sets it").into()
 }
 
-/// What the body says in a forked child; None if that ends otherwise.
+/// Result of the body in a forked child; `None` if the child ends otherwise.
 pub(crate) fn in_fork(body: impl FnOnce() -> bool) -> Option<bool> {
     // SAFETY: no other thread of this process does anything that the child needs.
     let child = unsafe { libc::fork() };

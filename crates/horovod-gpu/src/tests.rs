@@ -114,7 +114,7 @@ impl Double {
         assert_eq!(code, 0);
     }
 
-    /// What a kernel of a framework would read, when the stream has come there.
+    /// The bytes that a framework's kernel would read at the current end of the stream.
     pub(crate) fn read(&self, stream: RawStream, from: u64, bytes: usize) -> Vec<u8> {
         let read = function!(
             self,

@@ -68,7 +68,7 @@ mod word {
     use std::arch::asm;
 
     pub(super) type Word = u64;
-    /// What has happened is in another register.
+    /// Status flags are in another register.
     pub(super) const MODE: Word = u64::MAX;
     pub(super) const DEFAULT: Word = 0;
 

@@ -30,13 +30,13 @@ pub(crate) const SUBCOMMAND: &str = "__agent";
 const OUTBOX_BYTES_MAX: usize = 1 << 20;
 /// From SIGINT to SIGTERM.
 pub(crate) const INTERRUPT_GRACE: Duration = Duration::from_secs(3);
-/// What ranks left running may take to end by itself after the last rank.
+/// Time for processes left running to end by themselves after the last rank.
 pub(crate) const LEFTOVER_GRACE: Duration = Duration::from_secs(1);
-/// After SIGKILL, until what still cannot die (a hanging disk) is given up.
+/// Time after SIGKILL; processes that still cannot die (a hanging disk) are then given up.
 const KILL_GRACE: Duration = Duration::from_secs(2);
-/// What the launcher may take to hear that all is over.
+/// Time for the launcher to receive the agent's last message.
 const HANG_UP_LIMIT: Duration = Duration::from_secs(10);
-/// Between two looks for what is left.
+/// Time between two searches for remaining processes.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Runs until the job is over; the error says why the agent could not work at all.
@@ -126,12 +126,12 @@ struct Agent {
     done: bool,
     /// How many threads ranks were told to use, and whether the user knows.
     threads: Option<Threads>,
-    /// What the doctor wants to know; then there is no job.
+    /// The doctor's questions; an agent with questions runs no job.
     questions: Vec<Question>,
     memory_kills: MemoryKills,
     /// Where ranks tell that they cannot reach the launcher; `None` before there is a job, and where there cannot be.
     post: Option<Post>,
-    /// What runs a command that names no program.
+    /// Interpreter for a command that names no program.
     python: OsString,
 }
 
@@ -277,9 +277,9 @@ impl Agent {
                 let kill_at = Instant::now() + self.terminate_timeout();
                 self.single_endings.push((rank, kill_at));
             }
-            ToAgent::Look { rank, pid } => {
+            ToAgent::CheckStopped { rank, pid } => {
                 let is_stopped = self.ranks.is_stopped(rank, pid);
-                self.say(&FromAgent::Looked { rank, is_stopped });
+                self.say(&FromAgent::StoppedState { rank, is_stopped });
             }
             ToAgent::Close => self.is_open = false,
             ToAgent::Cause(text) => {
@@ -495,7 +495,7 @@ impl Agent {
                 true => ExitStatus::OutOfMemory,
                 false => status,
             };
-            // What it wrote before it ended, so that the launcher has the last lines first.
+            // Output from before the end comes first, so that the launcher has the last lines when it handles the end.
             let last = self.ranks.drain(rank);
             for (stream, bytes) in last {
                 self.carry(rank, stream, bytes);

@@ -17,7 +17,7 @@ use crate::options::{self, OptionSpec};
 use crate::stdin;
 pub use horovod_doctor::Form as DoctorForm;
 
-/// What the command line asks for.
+/// Options of the command line.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
     /// Number of processes to start.
@@ -265,7 +265,7 @@ fn nearest(typed: &str) -> Option<&'static str> {
     horovod_settings::nearest_of(typed, names)
 }
 
-/// What a command line looks like.
+/// Usage text.
 fn usage() -> &'static str {
     "usage: horovodrun -np NUM_PROC [-H HOST:SLOTS,... | --hostfile FILE] [options] command [args ...]\n       \
      horovodrun --doctor [-H HOST:SLOTS,... | --hostfile FILE] [options] [command [args ...]]\n       \

@@ -204,7 +204,7 @@ fn set_controller(options: &mut Options, value: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// What the key may have been meant to be.
+/// Suggestion for an unknown key.
 fn nearest(key: &str) -> String {
     let known = || options::all().filter_map(|spec| spec.in_file.map(|f| f.key));
     // Its section may be missing.

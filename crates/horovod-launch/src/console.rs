@@ -100,7 +100,7 @@ impl Writer {
         self.wake.as_fd()
     }
 
-    /// What makes [`Self::as_fd`] readable: for others who have something for the launcher's thread.
+    /// Writing here makes [`Self::as_fd`] readable: for other threads with messages for the launcher's thread.
     pub(crate) fn notifier(&self) -> io::Result<UnixStream> {
         self.notifier.try_clone()
     }

@@ -78,7 +78,7 @@ pub(crate) fn with_host_name(mut variables: Variables, task: Option<&DialedTask>
     variables
 }
 
-/// What is wrong with an agent that has said hello.
+/// Reason to refuse an agent that has sent its hello.
 pub(crate) fn objection(version: &str, task: Option<&DialedTask>) -> Option<String> {
     let Some(task) = task else {
         let other = remote::other_version(version);
@@ -178,7 +178,7 @@ pub(crate) fn gather(
                 link.stage = Stage::Lost;
                 if is_verbose {
                     let text = format!("horovodrun: {} has gone again", link.name());
-                    output.say(&text);
+                    output.note(&text);
                 }
             }
         }
@@ -282,7 +282,7 @@ fn shortage(size: u32, tasks: &BTreeMap<u32, DialedTask>, within: Duration) -> S
 
 /// Tells whoever starts the agents where they can dial.
 pub(crate) fn announce(output: &Output, server: &Server) {
-    output.tell(&Event::Listening(addresses(server)));
+    output.emit(&Event::Listening(addresses(server)));
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ pub(crate) const OPTION: &str = "--dial";
 /// Longest text that the parent says.
 const WORDS_BYTES_MAX: u64 = 1 << 20;
 
-/// What the parent says.
+/// Instructions of the agent's parent process.
 #[derive(Debug)]
 struct Instructions {
     addresses: Vec<SocketAddr>,
@@ -108,17 +108,17 @@ pub(crate) struct Dialed {
 /// Does what standard input says.
 pub(crate) fn start() -> io::Result<Dialed> {
     let stdin = File::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let said = Instructions::read(&stdin).map_err(io::Error::other)?;
-    let parent = platform::watch_parent(said.parent);
+    let instructions = Instructions::read(&stdin).map_err(io::Error::other)?;
+    let parent = platform::watch_parent(instructions.parent);
     let connection = dial(
-        &said.addresses,
-        &said.key,
-        said.index,
-        said.timeout,
-        said.tries,
+        &instructions.addresses,
+        &instructions.key,
+        instructions.index,
+        instructions.timeout,
+        instructions.tries,
     )
     .map_err(|tried| {
-        let index = said.index;
+        let index = instructions.index;
         io::Error::other(format!("task {index} cannot reach the launcher: {tried}"))
     })?;
     let stream = connection.stream.try_clone()?;
@@ -127,8 +127,8 @@ pub(crate) fn start() -> io::Result<Dialed> {
         .spawn(move || watch(&stdin, parent, &stream))?;
     Ok(Dialed {
         connection,
-        task: said.task(),
-        python: said.python,
+        task: instructions.task(),
+        python: instructions.python,
     })
 }
 
@@ -171,11 +171,19 @@ mod tests {
 
     #[test]
     fn reads_what_the_parent_says() {
-        let said = Instructions::read(lines("127.0.0.1:5,[::1]:6", "").as_bytes()).expect("good");
-        assert_eq!((said.index, said.attempt, said.parent), (3, 1, 77));
-        assert_eq!(said.addresses.len(), 2);
-        assert_eq!(said.tries, Tries::WholeTime);
-        let task = said.task();
+        let instructions =
+            Instructions::read(lines("127.0.0.1:5,[::1]:6", "").as_bytes()).expect("good");
+        assert_eq!(
+            (
+                instructions.index,
+                instructions.attempt,
+                instructions.parent
+            ),
+            (3, 1, 77)
+        );
+        assert_eq!(instructions.addresses.len(), 2);
+        assert_eq!(instructions.tries, Tries::WholeTime);
+        let task = instructions.task();
         assert_eq!(task.host_name, environment::hostname());
         let other = Instructions::read(lines("127.0.0.1:5", "node-b").as_bytes()).expect("good");
         assert_eq!(other.task().host_name, "node-b");

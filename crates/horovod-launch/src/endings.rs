@@ -12,7 +12,7 @@ use crate::link::HostLink;
 use crate::platform;
 use crate::signals::Signals;
 
-/// What an agent may take beyond all graces to say that its ranks have ended.
+/// Time, beyond all graces, for an agent to report that its ranks have ended.
 const AGENT_GRACE: Duration = Duration::from_secs(5);
 /// How long the last output may wait for a reader after a signal.
 pub(crate) const CONSOLE_GRACE: Duration = Duration::from_secs(2);

@@ -40,9 +40,9 @@ pub(crate) const IDENTITY: &[&str] = &[
 pub(crate) const RANK0_ADDRESS: &str = settings::RANK0_ADDRESS.name;
 /// Ranks on a rank's host.
 pub(crate) const LOCAL_SIZE: &str = settings::LOCAL_SIZE.name;
-/// Descriptor of the pipe whose end tells that whoever started this launcher has ended.
-const PARENT_WATCH: &str = "HOROVODRUN_LEASH_FD";
-/// Descriptor on which whoever started this launcher wants to hear of events.
+/// Descriptor of a pipe that closes when the program that started this launcher has ended.
+const PARENT_WATCH: &str = "HOROVODRUN_PARENT_WATCH_FD";
+/// Descriptor to which the launcher writes events, for the program that started the launcher.
 const EVENTS: &str = "HOROVODRUN_EVENTS_FD";
 /// The key that agents which dial must have.
 const AGENTS_KEY: &str = "HOROVODRUN_AGENTS_KEY";
@@ -51,7 +51,7 @@ const AGENTS_PYTHON: &str = "HOROVODRUN_AGENTS_PYTHON";
 /// Set to [`THIS_HOST`] where every agent that dials runs on this host.
 const AGENTS_HOST: &str = "HOROVODRUN_AGENTS_HOST";
 const THIS_HOST: &str = "this";
-/// What begins so is set for the ranks without this beginning, whatever their executor has there.
+/// Prefix of variables that are set for the ranks without the prefix, whatever their executor sets.
 const ON_TOP_PREFIX: &str = "HOROVODRUN_SET_";
 /// Descriptor through which an agent has the launcher's standard input.
 pub(crate) const STDIN: &str = "HOROVODRUN_STDIN_FD";
@@ -148,7 +148,7 @@ pub(crate) fn agents_are_on_this_host() -> bool {
     std::env::var(AGENTS_HOST).is_ok_and(|text| text == THIS_HOST)
 }
 
-/// What the ranks of agents that dial get above all else.
+/// Variables with the highest precedence in the ranks of agents that dial.
 pub(crate) fn on_top() -> Variables {
     let named = |(name, value): (OsString, OsString)| {
         let name = name.as_bytes().strip_prefix(ON_TOP_PREFIX.as_bytes())?;
@@ -272,7 +272,7 @@ pub(crate) fn path() -> OsString {
     std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into())
 }
 
-/// What this machine calls itself.
+/// This machine's own name.
 pub(crate) fn hostname() -> String {
     rustix::system::uname()
         .nodename()
@@ -321,17 +321,17 @@ fn acting<'a>(
     knobs: &'a [(&'static str, String)],
     autotune: bool,
 ) -> impl Iterator<Item = &'a (&'static str, String)> {
-    let told = knobs
+    let setting = knobs
         .iter()
         .find(|(name, _)| *name == settings::AUTOTUNE.name);
-    let autotune = told.map_or(autotune, |(_, value)| value == "1");
+    let autotune = setting.map_or(autotune, |(_, value)| value == "1");
     let detail = |name: &str| name.starts_with("HOROVOD_AUTOTUNE_");
     knobs
         .iter()
         .filter(move |(name, _)| autotune || !detail(name))
 }
 
-/// What every rank of the job gets; it wins over anything forwarded.
+/// Environment of every rank of the job; wins over forwarded variables.
 pub(crate) fn of_job(
     rendezvous: &[std::net::SocketAddr],
     key: &str,
@@ -388,7 +388,7 @@ fn of_any_job(first: Option<(String, u16)>, key: &str, interfaces: &[String]) ->
     variables
 }
 
-/// What a worker of an elastic job gets. Its place is a guess, good until init: what counts comes with each round.
+/// Environment of a worker of an elastic job. Its place is a guess, valid until init: each round gives the real one.
 pub(crate) fn of_worker(
     host: &Host,
     worker: u32,
@@ -421,7 +421,7 @@ pub(crate) fn of_post(name: &str) -> (OsString, OsString) {
     (settings::AGENT_SOCKET.name.into(), name.into())
 }
 
-/// What only this rank gets.
+/// Environment of this rank alone.
 pub(crate) fn of_rank(host: &Host, slot: HostSlot) -> Variables {
     let numbers = [
         (settings::RANK.name, slot.rank),

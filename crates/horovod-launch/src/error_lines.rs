@@ -1,7 +1,7 @@
 //! The filter of a rank's output for the report: keeps its error, but not the stacks of all its threads.
 //!
-//! What ends a process from within (Python's faulthandler, PyTorch, Rust) names the cause first and prints frames after
-//! it, often hundreds; the last lines would then be frames of threads that only waited.
+//! Reporters of crashes in the process itself (Python's faulthandler, PyTorch, Rust) print the cause first, and then
+//! frames, often hundreds. The last lines would then be frames of threads that only waited.
 
 /// Frames of one stack that are kept: the innermost ones, which are printed first.
 const FRAMES_MAX: u32 = 5;

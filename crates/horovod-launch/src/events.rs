@@ -16,7 +16,7 @@ use horovod_doctor::Json;
 /// Grows when an event or a field changes its meaning or goes.
 pub(crate) const VERSION: u32 = 1;
 
-/// What happened. A *worker* is one process; in a job of fixed size its number is its rank.
+/// An event of the job. A *worker* is one process; in a job of fixed size its number is its rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// The first one.
@@ -53,7 +53,7 @@ pub(crate) struct End {
     /// The launcher's exit status.
     pub(crate) status: u8,
     pub(crate) outcome: Outcome,
-    /// What the launcher has said of it; empty if all is well.
+    /// The launcher's report on the end; empty after success.
     pub(crate) report: String,
 }
 
@@ -161,7 +161,7 @@ impl Events {
         let file = OpenOptions::new().write(true).open(format!("/dev/fd/{fd}"));
         platform::close_on_exec(fd);
         let events = Self(file.ok());
-        events.tell(&Event::Begin);
+        events.emit(&Event::Begin);
         events
     }
 
@@ -171,7 +171,7 @@ impl Events {
     }
 
     /// Writes it here and now.
-    pub(crate) fn tell(&self, event: &Event) {
+    pub(crate) fn emit(&self, event: &Event) {
         if let Some(mut file) = self.0.as_ref() {
             // A reader that has gone away wants no more.
             let _ = file.write_all(event.to_line().as_bytes());

@@ -1,9 +1,10 @@
 //! Ranks that an executor starts by itself (Spark tasks, Ray actors, pods): their places, environments and rendezvous.
 //!
-//! An executor knows N processes: on which host each is, and how that is reached. [`assign`] makes ranks of them and gives each the
-//! environment that `horovodrun` would have given it. Where they meet is a [`Rendezvous`](crate::Rendezvous), which the
-//! executor or the process of rank 0 serves, or rank 0 alone sees to it during init. What starts the processes, what carries
-//! the environments there and what ends the others when one has failed is the executor's. Elastic jobs: [`crate::elastic`].
+//! An executor knows N processes, the host of each, and how to reach each of them. [`assign`] makes ranks of the
+//! processes and gives each the environment that `horovodrun` would have given it. Ranks meet at a
+//! [`Rendezvous`](crate::Rendezvous), which the executor or the process of rank 0 serves, or which rank 0 alone
+//! provides during init. The executor starts the processes, passes the environments on, and ends the other processes
+//! when one has failed. Elastic jobs: [`crate::elastic`].
 
 use std::net::SocketAddr;
 
@@ -47,7 +48,7 @@ pub enum RendezvousSource {
 pub struct Assigned {
     /// Its place.
     pub slot: HostSlot,
-    /// What it needs in its environment, over what it has without the variables of [`names_of_a_job`].
+    /// Variables to set in its environment, after removing those of [`names_of_a_job`].
     pub environment: Variables,
 }
 
@@ -214,7 +215,7 @@ mod tests {
         assert_eq!(hosts, ["b", "a", "b", "c", "a", "b"].map(Some));
     }
 
-    /// What `horovodrun` tells the ranks of these hosts, in the order of ranks.
+    /// The environments that `horovodrun` gives the ranks of these hosts, in the order of ranks.
     fn of_horovodrun(hosts: &[(&str, u32)], interfaces: &[String]) -> Vec<Variables> {
         let host = |(name, slots): &(&str, u32)| Host {
             name: (*name).to_owned(),

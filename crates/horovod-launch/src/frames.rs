@@ -95,7 +95,7 @@ pub type Variables = Vec<(OsString, OsString)>;
 pub struct RankSpec {
     /// Position in the job.
     pub rank: u32,
-    /// What only this rank has in its environment.
+    /// Environment of this rank alone.
     pub env: Variables,
 }
 
@@ -106,9 +106,9 @@ pub struct JobSpec {
     pub inherit_env: bool,
     /// Environment of every rank.
     pub env: Variables,
-    /// What wins over every other variable.
+    /// Variables with the highest precedence.
     pub on_top: Variables,
-    /// The agent's own working directory stays, and what its own environment says wins over `env`.
+    /// The agent's own working directory stays, and its own environment wins over `env`.
     pub stays: bool,
     /// Working directory.
     pub cwd: PathBuf,
@@ -127,7 +127,7 @@ pub struct JobSpec {
 /// Launcher to agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToAgent {
-    /// What to run; checked, not started.
+    /// The job; the agent checks it but does not start it.
     Job(JobSpec),
     /// Every host is ready: start the ranks.
     Start,
@@ -140,7 +140,7 @@ pub enum ToAgent {
     /// End this rank.
     End(u32),
     /// Is this rank stopped by a signal?
-    Look {
+    CheckStopped {
         /// Which.
         rank: u32,
         /// Its process, as it calls itself.
@@ -161,7 +161,7 @@ pub enum FromAgent {
     Hello {
         /// Its version.
         version: String,
-        /// What its host calls itself.
+        /// Its host's own name.
         hostname: String,
         /// Of one that has dialed.
         task: Option<DialedTask>,
@@ -172,7 +172,7 @@ pub enum FromAgent {
     Refused {
         /// Exit code for the launcher, as a shell would give it.
         code: u8,
-        /// What is missing.
+        /// The missing requirement.
         why: String,
     },
     /// Something the user should know.
@@ -203,7 +203,7 @@ pub enum FromAgent {
     /// All ranks and all that descends from them have ended.
     Done,
     /// The answer to [`ToAgent::Look`].
-    Looked {
+    StoppedState {
         /// Which.
         rank: u32,
         /// It is.
@@ -305,7 +305,7 @@ impl ToAgent {
                 w.u8(7);
                 question.put(w);
             }
-            Self::Look { rank, pid } => {
+            Self::CheckStopped { rank, pid } => {
                 w.u8(8);
                 w.varint(u64::from(*rank));
                 w.varint(u64::from(*pid));
@@ -366,7 +366,7 @@ impl ToAgent {
             5 => Self::End(r.varint_u32("rank")?),
             6 => Self::Close,
             7 => Self::Examine(Question::get(r)?),
-            8 => Self::Look {
+            8 => Self::CheckStopped {
                 rank: r.varint_u32("rank")?,
                 pid: r.varint_u32("pid")?,
             },
@@ -441,21 +441,21 @@ impl FromAgent {
                 w.u8(8);
                 answer.put(w);
             }
-            Self::Looked { rank, is_stopped } => {
+            Self::StoppedState { rank, is_stopped } => {
                 w.u8(9);
                 w.varint(u64::from(*rank));
                 w.u8(u8::from(*is_stopped));
             }
-            Self::Threads(told) => {
+            Self::Threads(report) => {
                 w.u8(10);
-                w.varint(u64::from(told.threads));
-                w.varint(u64::from(told.cores));
-                w.varint(u64::from(told.ranks));
-                w.u8(u8::from(told.is_openmp));
+                w.varint(u64::from(report.threads));
+                w.varint(u64::from(report.cores));
+                w.varint(u64::from(report.ranks));
+                w.u8(u8::from(report.is_openmp));
             }
-            Self::Unreached(told) => {
+            Self::Unreached(report) => {
                 w.u8(11);
-                w.bytes(&told.encode());
+                w.bytes(&report.encode());
             }
         });
     }
@@ -467,7 +467,7 @@ impl FromAgent {
             0 => {
                 let (version, hostname) = (text(r, "version")?, text(r, "hostname")?);
                 if version != env!("CARGO_PKG_VERSION") {
-                    // What follows may mean anything; it is refused by these two.
+                    // Another version may encode the rest differently; the version alone leads to its refusal.
                     let task = None;
                     return Ok(Self::Hello {
                         version,
@@ -524,7 +524,7 @@ impl FromAgent {
             }
             7 => Self::Done,
             8 => Self::Found(Answer::get(r)?),
-            9 => Self::Looked {
+            9 => Self::StoppedState {
                 rank: r.varint_u32("rank")?,
                 is_stopped: r.u8("is_stopped")? != 0,
             },

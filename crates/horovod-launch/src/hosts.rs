@@ -39,7 +39,7 @@ pub enum HostsError {
         "Invalid host input {item:?}, please make sure it has format as : worker-0:2,worker-1:2."
     )]
     Item {
-        /// What was found.
+        /// The invalid entry.
         item: String,
     },
     /// A line of the hostfile is not understood.
@@ -54,7 +54,7 @@ pub enum HostsError {
         line: usize,
         /// The line.
         found: String,
-        /// What is wrong with it.
+        /// The error in the line.
         why: String,
     },
     /// A hostfile without hosts.

@@ -31,7 +31,7 @@ pub(crate) fn read_text(file: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// What a read brought.
+/// Result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Got {
     Bytes(usize),

@@ -44,7 +44,7 @@ pub(crate) struct Job<'a> {
     pub(crate) state: State,
 }
 
-/// What has happened so far.
+/// Progress of the job so far.
 #[derive(Debug)]
 pub(crate) struct State {
     start_deadline: Instant,
@@ -60,7 +60,7 @@ pub(crate) struct State {
     /// How many threads ranks have, by host.
     threads: Vec<(String, Threads)>,
     /// Ranks that do not answer the others, of which the user has been told.
-    told_silent: Vec<u32>,
+    noted_silent: Vec<u32>,
     /// Why ranks cannot connect, as all were told.
     unreachable: Option<String>,
 }
@@ -79,7 +79,7 @@ impl State {
             interrupted_by: None,
             ping_at: now + PING_INTERVAL,
             threads: Vec::new(),
-            told_silent: Vec::new(),
+            noted_silent: Vec::new(),
             unreachable: None,
         }
     }
@@ -108,7 +108,7 @@ impl Job<'_> {
         let end = self.conclude();
         let_go(&mut self.links, &mut self.signals, self.state.is_running)?;
         let status = end.status;
-        self.output.tell(&Event::End(end));
+        self.output.emit(&Event::End(end));
         let timeout = self.state.interrupted_by.map(|_| CONSOLE_GRACE);
         self.output.close(timeout);
         Ok(status)
@@ -178,7 +178,7 @@ impl Job<'_> {
         let before = self.rendezvous.rounds();
         for words in self.rendezvous.follow() {
             if self.options.verbose {
-                self.output.say(&format!("horovodrun: {words}"));
+                self.output.note(&format!("horovodrun: {words}"));
             }
         }
         if self.rendezvous.rounds() > before {
@@ -193,15 +193,15 @@ impl Job<'_> {
         }
         for _ in before..self.rendezvous.rounds() {
             let size = self.options.num_proc.unwrap_or(1);
-            self.output.tell(&Event::Round((0..size).collect()));
+            self.output.emit(&Event::Round((0..size).collect()));
         }
-        // Who computes learns of it only when it asks for something again; the user shall know now.
+        // A rank that computes notices a silent peer only at its next operation; the user must know now.
         for (who, by) in self.rendezvous.silent() {
-            if !self.state.told_silent.contains(who) {
-                self.state.told_silent.push(*who);
+            if !self.state.noted_silent.contains(who) {
+                self.state.noted_silent.push(*who);
                 let host = self.links.iter().find(|link| has_rank(link, *who));
                 let host = host.map_or("?", HostLink::name);
-                self.output.say(&format!(
+                self.output.note(&format!(
                     "horovodrun: rank {who} on host {host} does not answer rank {by}: it is stopped, or cut off. The \
                      job cannot go on."
                 ));
@@ -237,8 +237,8 @@ impl Job<'_> {
             return Duration::ZERO;
         }
         let noticed = self.state.ends.iter().any(|end| end.is_consequence);
-        let are_told = self.state.unreachable.is_some();
-        if self.rendezvous.has_met() || noticed || are_told {
+        let are_unreachable = self.state.unreachable.is_some();
+        if self.rendezvous.has_met() || noticed || are_unreachable {
             FAILURE_GRACE
         } else {
             Duration::ZERO

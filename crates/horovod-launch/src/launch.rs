@@ -310,7 +310,7 @@ fn describe_plan(
     for (placement, local) in placements.iter().zip(are_local) {
         let ranks: Vec<String> = placement.slots.iter().map(|s| s.rank.to_string()).collect();
         let how = if *local { "this host" } else { "over ssh" };
-        output.say(&format!(
+        output.note(&format!(
             "horovodrun: {} ({how}): ranks {}",
             placement.host.name,
             ranks.join(", ")
@@ -321,19 +321,19 @@ fn describe_plan(
         .iter()
         .map(ToString::to_string)
         .collect();
-    output.say(&format!(
+    output.note(&format!(
         "horovodrun: the ranks meet at {}",
         places.join(", ")
     ));
     for (name, value) in &options.knobs {
-        output.say(&format!("horovodrun: {name}={value}"));
+        output.note(&format!("horovodrun: {name}={value}"));
     }
     let words: Vec<_> = options
         .command
         .iter()
         .map(|word| word.to_string_lossy())
         .collect();
-    output.say(&format!("horovodrun: each rank runs: {}", words.join(" ")));
+    output.note(&format!("horovodrun: each rank runs: {}", words.join(" ")));
 }
 
 pub(crate) fn open_links(
@@ -398,9 +398,9 @@ mod tests {
     #[test]
     fn many_processes_for_each_core_are_noted() {
         assert_eq!(oversubscription(16, 2), None);
-        let told = oversubscription(1000, 2).expect("a note");
-        assert!(told.contains("all 1000 processes start on this machine, which has 2 cores"));
-        assert!(oversubscription(9, 1).is_some_and(|told| told.contains("1 core for them")));
+        let note = oversubscription(1000, 2).expect("a note");
+        assert!(note.contains("all 1000 processes start on this machine, which has 2 cores"));
+        assert!(oversubscription(9, 1).is_some_and(|note| note.contains("1 core for them")));
         assert_eq!(oversubscription(u32::MAX, u32::MAX), None);
     }
 

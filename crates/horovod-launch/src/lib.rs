@@ -4,16 +4,17 @@
 //! through ssh on others. Agents start the ranks, carry their output and leave nothing behind. Everything that
 //! is secret travels over the agents' stdin, never on a command line.
 //!
-//! Who starts the processes of a job by other means uses the rest: [`executor`] gives them their places and environments,
-//! [`Rendezvous`] is where they meet, [`elastic`] decides who takes part in a job whose members come and go, and [`hosts`] reads
-//! what users write of hosts. Nothing of that needs an agent, ssh, a terminal or a signal handler.
+//! Programs that start the processes of a job by other means use the rest: [`executor`] gives processes their places
+//! and environments, and [`Rendezvous`] connects them. [`elastic`] decides which processes take part in a job
+//! whose members change, and [`hosts`] parses lists of hosts. None of these needs an agent, ssh, a terminal or a signal
+//! handler.
 //!
 //! Deliberately absent: tensors, Python.
 //!
-//! Threads of a launcher beside its own, by name: `output` writes what ranks say, `hvd-rendezvous` serves the
-//! rendezvous, `discovery` asks for the hosts of an elastic job, `parent-watch` watches for the end of whoever called
-//! `horovod.run`; `lookup` asks a name server, one for each host until it has answered. Agents have none, but when they
-//! examine their host for `--doctor`: there each question that takes time has a thread of its own.
+//! Threads of a launcher beside its own, by name: `output` writes the ranks' output; `hvd-rendezvous` serves the
+//! rendezvous; `discovery` asks for the hosts of an elastic job; `parent-watch` watches for the end of the process that
+//! called `horovod.run`; `lookup` asks a name server, one thread for each host until an answer arrives. Agents have no
+//! other threads, except when they examine their host for `--doctor`: each slow question has a thread of its own.
 
 #![deny(unsafe_code)]
 
@@ -111,10 +112,10 @@ fn check_build(verbose: bool) -> u8 {
 
 fn finish_launch(result: Result<u8, launch::LaunchError>, events: &Events) -> u8 {
     match result {
-        // What was given wrongly and is only noticed by now ends like a wrong option.
+        // An invalid argument that is noticed only now ends like a wrong option.
         Err(error) if error.is_wrong_call() => refuse(&error.to_string(), events),
         Err(error) => {
-            events.tell(&Event::End(End {
+            events.emit(&Event::End(End {
                 status: 1,
                 outcome: Outcome::Failure,
                 report: error.to_string(),
@@ -128,7 +129,7 @@ fn finish_launch(result: Result<u8, launch::LaunchError>, events: &Events) -> u8
 /// The call was wrong, and nothing was started.
 fn refuse(why: &str, events: &Events) -> u8 {
     complain(&format!("error: {why}"));
-    events.tell(&Event::End(End {
+    events.emit(&Event::End(End {
         status: WRONG_CALL,
         outcome: Outcome::Usage,
         report: why.to_owned(),

@@ -15,12 +15,12 @@ use crate::hosts::{Host, Placement};
 use crate::io::{Got, Interest, Outbox, read_some, set_nonblocking};
 use crate::remote;
 
-/// What a login shell may print before the agent starts.
+/// Output of a login shell that is skipped before the agent starts, at most.
 const PREAMBLE_BYTES_MAX: usize = 64 << 10;
 /// Bytes of ssh's or the agent's own words that are kept.
 const WORDS_BYTES_MAX: usize = 8 << 10;
 /// How long a process whose output has ended may take for its last lines and its end, together.
-const LAST_MOMENT: Duration = Duration::from_millis(500);
+const LAST_LINES_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How far a host has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,7 +34,7 @@ pub(crate) enum Stage {
     Lost,
 }
 
-/// What leads to an agent.
+/// Transport to an agent.
 #[derive(Debug)]
 enum Carrier {
     /// The agent itself, or ssh.
@@ -57,7 +57,7 @@ pub(crate) struct HostLink {
     stderr: Option<ChildStderr>,
     outbox: Outbox,
     inbox: FrameBuffer,
-    /// What came before the agent's first words; `None` once those were seen.
+    /// Bytes before the agent's first frame; `None` once that has arrived.
     preamble: Option<Vec<u8>>,
     words: Vec<u8>,
 }
@@ -164,7 +164,7 @@ impl HostLink {
         }
     }
 
-    /// What to wait for; output only if there is room for it.
+    /// Descriptors to wait for; output only if there is room for it.
     pub(crate) fn interests(&self, has_room: bool) -> impl Iterator<Item = Interest<'_>> {
         let write = self.stdin.as_ref().filter(|_| self.outbox.len() > 0);
         let read = self.stdout.as_ref().filter(|_| has_room);
@@ -254,7 +254,7 @@ impl HostLink {
         if self.is_dialed() {
             return "the connection to its agent ended".to_owned();
         }
-        let deadline = Instant::now() + LAST_MOMENT;
+        let deadline = Instant::now() + LAST_LINES_TIMEOUT;
         let words = self.words(deadline);
         // If its output has ended, it ends now.
         let mut status = None;
@@ -271,14 +271,14 @@ impl HostLink {
 
     /// A reason, with what ssh or the agent itself said.
     pub(crate) fn with_words(&mut self, why: &str) -> String {
-        match self.words(Instant::now() + LAST_MOMENT) {
+        match self.words(Instant::now() + LAST_LINES_TIMEOUT) {
             words if words.is_empty() => why.to_owned(),
             words => format!("{why} ({words})"),
         }
     }
 
-    /// What ssh or the agent itself said until the deadline, in one line: its last lines may follow the end of its
-    /// output by a moment.
+    /// Error output of ssh or of the agent itself until the deadline, in one line. The last lines may arrive shortly
+    /// after the end of the output.
     fn words(&mut self, deadline: Instant) -> String {
         loop {
             self.read_words();

@@ -37,8 +37,8 @@ impl Log {
     /// Collects from now on what this process logs at the level of these options; `ring` wakes the launcher.
     pub(crate) fn install(options: &Options, ring: UnixStream) -> Self {
         let is_level = |(name, _): &&(&str, String)| *name == settings::LOG_LEVEL.name;
-        let told = options.knobs.iter().rev().find(is_level);
-        let word = told.map(|(_, value)| value.clone());
+        let setting = options.knobs.iter().rev().find(is_level);
+        let word = setting.map(|(_, value)| value.clone());
         let collector = Collector {
             level: level_of(&word.unwrap_or_else(environment::log_level)),
             log: Self::default(),
@@ -63,7 +63,7 @@ impl Log {
         }
     }
 
-    /// What came since the last call.
+    /// Lines since the last call.
     pub(crate) fn take(&self) -> Vec<String> {
         let mut waiting = self.lock();
         let mut lines = std::mem::take(&mut waiting.lines);
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     fn collect(level: Level, log: impl FnOnce()) -> Vec<String> {
-        let (ring, _hears) = UnixStream::pair().expect("sockets");
+        let (ring, _reader) = UnixStream::pair().expect("sockets");
         ring.set_nonblocking(true).expect("a socket");
         let collector = Collector {
             level,

@@ -23,7 +23,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static OptionSpec> {
 
 pub(crate) type SetValue = fn(&mut Options, &OsStr) -> Result<(), Wrong>;
 
-/// What an option does.
+/// Effect of an option.
 pub(crate) enum Action {
     /// Takes no value.
     Flag(fn(&mut Options)),
@@ -84,7 +84,7 @@ pub(crate) struct InFile {
     pub(crate) form: Form,
 }
 
-/// What stands behind a key of the file.
+/// Meaning of a key of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// This boolean means this option.
@@ -109,7 +109,7 @@ pub(crate) struct OptionSpec {
     pub(crate) note: Option<&'static str>,
     /// The setting that it stands for, where the action does not say.
     about: Option<&'static dyn Declared>,
-    /// What it does; empty where the setting says it.
+    /// Description; empty where the setting has it.
     help: &'static str,
 }
 

@@ -63,7 +63,7 @@ impl StreamState {
 /// The output of one process.
 #[derive(Debug, Default)]
 struct RankOutput {
-    /// What stands before its lines: its rank.
+    /// Label before its lines: its rank.
     label: u32,
     streams: [StreamState; 2],
     /// Its first file in the writer's list.
@@ -130,16 +130,16 @@ impl Output {
     }
 
     /// For programs.
-    pub(crate) fn tell(&self, event: &Event) {
+    pub(crate) fn emit(&self, event: &Event) {
         if self.has_events {
             self.writer
                 .write(Target::Events, event.to_line().into_bytes());
         }
     }
 
-    fn say_log(&mut self) {
+    fn note_log(&mut self) {
         for line in self.log.take() {
-            self.say(&line);
+            self.note(&line);
         }
     }
 
@@ -217,7 +217,7 @@ impl Output {
     pub(crate) fn has_room(&mut self) -> bool {
         // The notifier is reset first: a notification after that wakes again.
         let has_room = self.writer.has_room();
-        self.say_log();
+        self.note_log();
         has_room
     }
 
@@ -268,7 +268,7 @@ impl Output {
     }
 
     /// The launcher's own words, on stderr.
-    pub(crate) fn say(&mut self, text: &str) {
+    pub(crate) fn note(&mut self, text: &str) {
         let mut bytes = Vec::new();
         self.close_line(Stream::Stderr, &mut bytes);
         bytes.extend_from_slice(text.as_bytes());
@@ -307,7 +307,7 @@ impl Output {
 
     /// Writes what is left, but does not wait for a reader that has stopped when `timeout` is over.
     pub(crate) fn close(mut self, timeout: Option<std::time::Duration>) {
-        self.say_log();
+        self.note_log();
         self.writer.close(timeout);
     }
 
@@ -411,7 +411,7 @@ mod tests {
         Output::to(null(), null(), size, false).expect("starts")
     }
 
-    /// What reaches the console for pieces of output in this order.
+    /// Bytes on the console for pieces of output in this order.
     fn console(pieces: &[(u32, &[u8])]) -> Vec<u8> {
         let mut output = output(3);
         let mut seen = Vec::new();

@@ -86,7 +86,7 @@ impl Ranks {
         pieces
     }
 
-    /// What a rank that ended has left in its pipes. They stay open: a descendant may still write.
+    /// The output left in the pipes of a rank that ended. The pipes stay open: a descendant may still write.
     pub(crate) fn drain(&mut self, rank: u32) -> Vec<(Stream, Vec<u8>)> {
         let mut buffer = vec![0; OUTPUT_BYTES_MAX];
         let mut pieces = Vec::new();
@@ -183,7 +183,7 @@ impl Ranks {
         };
         for pid in descendants() {
             if rustix::process::getpgid(Some(pid)).is_ok_and(|group| group == process.pid) {
-                // What is stopped cannot hear the request.
+                // A stopped process cannot handle SIGTERM.
                 let signal = match is_stopped(pid) {
                     true => Signal::KILL,
                     false => Signal::TERM,
@@ -223,7 +223,7 @@ fn signal_of(how: Stop) -> Signal {
 impl RankProcess {
     fn signal(&self, how: Stop) {
         let is_running = self.status.is_none();
-        // What is stopped cannot hear the request.
+        // A stopped process cannot handle SIGTERM.
         let how = match how {
             Stop::Terminate if is_running && is_stopped(self.pid) => Stop::Kill,
             how => how,

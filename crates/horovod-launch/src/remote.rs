@@ -184,7 +184,7 @@ pub(crate) fn shell_quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
 
-/// What is wrong with an agent of this version.
+/// Error text for an agent of another version.
 pub(crate) fn other_version(version: &str) -> Option<String> {
     let own = env!("CARGO_PKG_VERSION");
     (version != own)
@@ -203,8 +203,8 @@ pub(crate) fn why_not_started(is_local: bool, words: &str, status: Option<ExitSt
         let how = Cause::Exit(status).text();
         format!("{who} {}{how}", was.unwrap_or_default())
     });
-    let said = Some(words.to_owned()).filter(|words| !words.is_empty());
-    let details: Vec<String> = said.into_iter().chain(ending).collect();
+    let output = Some(words.to_owned()).filter(|words| !words.is_empty());
+    let details: Vec<String> = output.into_iter().chain(ending).collect();
     let meaning = meaning.unwrap_or(unexplained);
     match details.is_empty() {
         true => meaning.to_owned(),
@@ -212,7 +212,7 @@ pub(crate) fn why_not_started(is_local: bool, words: &str, status: Option<ExitSt
     }
 }
 
-/// What ssh's own words mean, if that is known.
+/// Explanation of an error of ssh, if known.
 fn explain_ssh(words: &str) -> Option<&'static str> {
     const MEANINGS: &[(&str, &str)] = &[
         ("Could not resolve hostname", "its name does not resolve"),
@@ -343,7 +343,7 @@ mod tests {
             None,
             "its name does not resolve (Could not resolve hostname q)",
         );
-        // What is not understood is shown with all there is.
+        // Unknown errors are shown in full.
         check(
             "??",
             failed,

@@ -202,8 +202,8 @@ impl Rendezvous {
     }
 
     /// A rank cannot reach this rendezvous, as its agent tells: all ranks get an error.
-    pub(crate) fn report_unreached(&self, told: Unreached) {
-        self.server.report_unreached(told);
+    pub(crate) fn report_unreached(&self, report: Unreached) {
+        self.server.report_unreached(report);
     }
 
     /// Why ranks cannot connect, as all ranks are told; once.

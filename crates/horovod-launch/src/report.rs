@@ -73,7 +73,7 @@ impl Cause {
     }
 }
 
-/// What the last lines of a rank contain that only noticed another's end. The runtime writes these.
+/// Texts in the last lines of ranks that only noticed another's end. The runtime writes these.
 pub(crate) const CONSEQUENCES: [&str; 3] = [
     "HorovodInternalError",
     "Horovod has been shut down",

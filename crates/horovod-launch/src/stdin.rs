@@ -62,7 +62,7 @@ pub(crate) fn gives_script(command: &[OsString]) -> bool {
 /// In the agent: standard input of this rank.
 pub(crate) fn of_rank(rank: u32) -> Stdio {
     let lent = (rank == 0).then(environment::lent_stdin).flatten();
-    // What cannot be opened again, such as a socket, is left alone.
+    // Input that cannot be opened again, such as a socket, is not passed on.
     lent.and_then(|fd| File::open(format!("/dev/fd/{fd}")).ok())
         .map_or_else(Stdio::null, Stdio::from)
 }

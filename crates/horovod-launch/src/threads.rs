@@ -15,7 +15,7 @@ const LINEAR_ALGEBRA: &[&str] = &["OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"];
 /// TensorFlow has threads of its own, which look at no other variable.
 const TENSORFLOW: &str = "TF_NUM_INTRAOP_THREADS";
 
-/// What a process may use.
+/// Cores available to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Share {
     /// Cores in its affinity mask: what libraries take by themselves.
@@ -46,7 +46,7 @@ impl Share {
     }
 }
 
-/// What to set in ranks with this environment: nothing that the user has set, nor what follows it.
+/// Variables to set in ranks with this environment: none that the user has set, nor those that derive from it.
 pub(crate) fn to_set(env: &Variables) -> Vec<&'static str> {
     let is_set = |name: &&str| env.iter().any(|(known, _)| known == OsStr::new(name));
     let mut names = Vec::new();
@@ -62,30 +62,30 @@ pub(crate) fn to_set(env: &Variables) -> Vec<&'static str> {
 
 /// Number of ranks on the host of this one, as its environment tells it.
 pub(crate) fn ranks_beside(spec: &RankSpec) -> u32 {
-    let told = spec
+    let local_size = spec
         .env
         .iter()
         .rev()
         .find(|(name, _)| name == crate::environment::LOCAL_SIZE);
-    let told = told.and_then(|(_, value)| value.to_str()?.parse().ok());
-    told.unwrap_or(1)
+    let local_size = local_size.and_then(|(_, value)| value.to_str()?.parse().ok());
+    local_size.unwrap_or(1)
 }
 
-/// What there is to tell the user: one line, and another where hosts differ.
+/// Notes for the user: one line, and another where hosts differ.
 pub(crate) fn news(decided: &[(String, Threads)], verbose: bool) -> Vec<String> {
-    let mut told: Vec<u32> = Vec::new();
+    let mut noted: Vec<u32> = Vec::new();
     let mut lines = Vec::new();
-    // Who has set OpenMP's number knows about threads.
+    // A user who has set OpenMP's number needs no note.
     for (host, threads) in decided.iter().filter(|(_, t)| t.is_openmp || verbose) {
-        if !told.contains(&threads.threads) {
-            told.push(threads.threads);
+        if !noted.contains(&threads.threads) {
+            noted.push(threads.threads);
             lines.push(format!("note: {}", threads.describe(host)));
         }
     }
     lines
 }
 
-/// What an agent has decided, for the user.
+/// An agent's decision on threads, for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Threads {
     /// Per rank.

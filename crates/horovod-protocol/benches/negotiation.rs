@@ -54,9 +54,9 @@ impl Job {
     }
 
     fn round(&mut self) {
-        let said = self.submit();
-        let decided = self.decide(&said);
-        self.worker.recycle_message(said);
+        let message = self.submit();
+        let decided = self.decide(&message);
+        self.worker.recycle_message(message);
         self.run(&decided);
         self.coordinator.recycle(decided);
     }
@@ -73,9 +73,9 @@ impl Job {
         }
     }
 
-    fn decide(&mut self, said: &ToCoordinator) -> ToWorker {
+    fn decide(&mut self, message: &ToCoordinator) -> ToWorker {
         for rank in (0..self.ranks).map(Rank) {
-            self.coordinator.handle_message(Time(0), rank, said);
+            self.coordinator.handle_message(Time(0), rank, message);
         }
         match self.coordinator.poll_action() {
             Some(CoordinatorAction::Send(_, message)) => message,
@@ -125,13 +125,13 @@ fn submitting<const RANKS: u32>(bencher: Bencher<'_, '_>, tensors: u32) {
 /// what the coordinator makes of it,
 #[divan::bench(args = TENSORS, consts = [2, 64])]
 fn deciding<const RANKS: u32>(bencher: Bencher<'_, '_>, tensors: u32) {
-    let said = || {
+    let message = || {
         let mut job = Job::new(tensors, RANKS);
-        let said = job.submit();
-        (job, said)
+        let message = job.submit();
+        (job, message)
     };
-    let bench = bencher.with_inputs(said);
-    bench.bench_local_refs(|(job, said)| job.decide(said));
+    let bench = bencher.with_inputs(message);
+    bench.bench_local_refs(|(job, message)| job.decide(message));
 }
 
 /// and what the rank does then.
@@ -139,8 +139,8 @@ fn deciding<const RANKS: u32>(bencher: Bencher<'_, '_>, tensors: u32) {
 fn carrying_out<const RANKS: u32>(bencher: Bencher<'_, '_>, tensors: u32) {
     let decided = || {
         let mut job = Job::new(tensors, RANKS);
-        let said = job.submit();
-        let decided = job.decide(&said);
+        let message = job.submit();
+        let decided = job.decide(&message);
         (job, decided)
     };
     let bench = bencher.with_inputs(decided);
@@ -166,9 +166,9 @@ fn messages(tensors: u32, known: bool) -> (ToCoordinator, ToWorker) {
             ..job
         };
     }
-    let said = job.submit();
-    let decided = job.decide(&said);
-    (said, decided)
+    let message = job.submit();
+    let decided = job.decide(&message);
+    (message, decided)
 }
 
 #[divan::bench(args = TENSORS, consts = [true, false])]

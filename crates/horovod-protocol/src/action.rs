@@ -6,7 +6,7 @@ use crate::message::ToCoordinator;
 use crate::types::{Device, EntryId, Op, OperationTag, ProcessSetId, Rank, Seq, TensorMeta};
 use std::sync::Arc;
 
-/// What the engine shall do; drain with [`crate::Worker::poll_action`].
+/// Action for the engine; drain with [`crate::Worker::poll_action`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum WorkerAction {
     /// Send to the coordinator (also on rank 0, in order).
@@ -63,7 +63,7 @@ pub struct Execution {
     pub set: ProcessSetId,
     /// Its members, ascending.
     pub members: Arc<[Rank]>,
-    /// What to run.
+    /// The operation.
     pub op: Op,
     /// Where the tensors are.
     pub device: Device,
@@ -71,7 +71,8 @@ pub struct Execution {
     pub contributors: u32,
     /// In the same order on every member.
     pub items: Vec<ExecItem>,
-    /// What [`crate::Worker::submit`] returned on every member, where this is one known request and all contribute.
+    /// The tag that [`crate::Worker::submit`] returned on every member, if this is one known request and all
+    /// contribute.
     pub tag: Option<OperationTag>,
 }
 

@@ -1,11 +1,10 @@
 //! The aggregator, a node of the negotiation's tree: merges requests from below, and passes decisions on.
 //!
-//! Semantics are those of a star, in which every rank speaks to the coordinator itself. What saves
-//! messages is that known requests go up once, when everybody below has asked for them. That is
-//! withheld knowledge, so it is given up wherever the coordinator may need it: before a join (which
-//! excuses ranks), when somebody below asks for the same name otherwise, when the slot is evicted,
-//! and when the wait gets long, so that stragglers can be named. From then until the request has
-//! run, its slot is *open*: everybody who asks for it is passed on at once.
+//! Semantics are those of a star, in which every rank speaks to the coordinator itself. A known request goes up once,
+//! when all ranks below have submitted it, which saves messages. The aggregator thereby withholds arrivals, so it sends
+//! them where the coordinator may need them: before a join (which excuses ranks), when a rank below submits the same
+//! name otherwise, when the slot is evicted, and when the wait gets long, so that stragglers can be named. From then
+//! until the request has run, its slot is *open*: every submission is forwarded at once.
 
 use crate::limits::CACHE_CAPACITY_MAX;
 use crate::lost::PeerLost;
@@ -23,19 +22,19 @@ mod down;
 mod merge;
 use merge::Merge;
 
-/// What an aggregator must know from the start.
+/// Configuration of an aggregator.
 #[derive(Clone, Debug)]
 pub struct AggregatorConfig {
     /// The rank it is on.
     pub rank: Rank,
-    /// This life of the job.
+    /// Current generation of the job.
     pub generation: Generation,
     /// How long a request that only some below have asked for may stay here unreported: by so much
     /// reports of stragglers are late at most, per level of the tree.
     pub hold_ns: u64,
 }
 
-/// What the engine shall do; drain with [`Aggregator::poll_action`].
+/// Action for the engine; drain with [`Aggregator::poll_action`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum AggregatorAction {
     /// Send to the parent.
@@ -68,7 +67,7 @@ pub struct Aggregator {
     merge: Merge,
     /// The last eviction announced, to each link announced, and confirmed by each.
     mark: u64,
-    told: Vec<u64>,
+    sent: Vec<u64>,
     seen: Vec<u64>,
     actions: VecDeque<AggregatorAction>,
 }
@@ -110,7 +109,7 @@ impl Aggregator {
             outbox: Outbox::new(cfg.generation),
             merge: Merge::default(),
             mark: 0,
-            told: vec![0; count],
+            sent: vec![0; count],
             seen: vec![0; count],
             actions: VecDeque::new(),
             cfg,
@@ -172,7 +171,7 @@ impl Aggregator {
             .filter(|_| matches!(self.phase, Phase::Running))
     }
 
-    /// What to do next; call until `None` after every other method.
+    /// The next action; call until `None` after every other method.
     pub fn poll_action(&mut self) -> Option<AggregatorAction> {
         if let Some(message) = self.outbox.take() {
             self.merge.next_batch();
@@ -377,7 +376,7 @@ impl Aggregator {
         let lost = lost.clone().clipped();
         self.outbox.clear();
         self.outbox.push(Submission::Lost(lost.clone()), 1);
-        self.tell_lost(lost, except);
+        self.send_lost(lost, except);
     }
 
     fn forget(&mut self, slot: Slot) {

@@ -74,9 +74,8 @@ pub(crate) enum Space {
     Free,
     /// After this slot has been evicted, which nobody has used for long.
     Instead(Slot),
-    /// All entries are in use. What does not fit is negotiated in full each time, and what is
-    /// there stays: evicting the least recently used would leave no hits at all to a job that
-    /// goes round more names than there is room for.
+    /// All entries are in use. Further names are negotiated in full each time, and the present ones stay. Evicting the
+    /// least recently used would leave no hits at all to a job that cycles through more names than there are entries.
     None {
         /// For the first time, and that is worth a warning.
         first: bool,
@@ -237,10 +236,10 @@ impl Cache {
             return Vec::new();
         }
         self.mark += 1;
-        let mut told = Vec::new();
+        let mut announced = Vec::new();
         for mut confirmation in std::mem::take(&mut self.unannounced) {
             if confirmation.announce {
-                told.push((
+                announced.push((
                     Arc::clone(&confirmation.members),
                     runs(&mut confirmation.slots),
                 ));
@@ -248,7 +247,7 @@ impl Cache {
             confirmation.mark = self.mark;
             self.confirmations.push_back(confirmation);
         }
-        told
+        announced
     }
 
     /// Number of the last announcement.
@@ -372,9 +371,9 @@ mod tests {
         };
         assert_eq!(slot, Slot(2));
         assert_eq!(refused, [true, false, false, false], "warned once");
-        let told = cache.announce();
+        let announced = cache.announce();
         assert_eq!(
-            told[0].1,
+            announced[0].1,
             [SlotRun {
                 first: Slot(1),
                 len: 1

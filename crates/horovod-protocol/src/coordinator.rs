@@ -35,7 +35,7 @@ use dispatch::{Buffers, KNOWN_BYTES, Known, Marks, Outgoing, Ready, Stream, answ
 
 pub use settings::{CoordinatorConfig, StallConfig};
 
-/// What the engine of rank 0 shall do; drain with [`Coordinator::poll_action`].
+/// Action for the engine of rank 0; drain with [`Coordinator::poll_action`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum CoordinatorAction {
     /// Send to the workers of these ranks (rank 0's own may be among them), in order.
@@ -80,8 +80,8 @@ pub struct Coordinator {
     /// Bytes of the known requests that are ready, in order.
     sizes: Vec<u64>,
     buffers: Buffers,
-    /// What each link was told of evictions.
-    told: Vec<u64>,
+    /// Evictions sent to each link so far.
+    sent: Vec<u64>,
     actions: VecDeque<CoordinatorAction>,
 }
 
@@ -102,7 +102,7 @@ struct Entry {
     pending: Option<Pending>,
 }
 
-/// Who has asked for a name, and for what.
+/// A pending name: the ranks that have asked for it, and their requests.
 #[derive(Debug)]
 struct Pending {
     arrived: RankSet,
@@ -112,7 +112,7 @@ struct Pending {
     report_at: Time,
     /// Place among all arrivals, to release in order.
     order: u64,
-    /// What the first asked for; so did everybody who is not among `others`.
+    /// The first rank's request, and that of every rank not among `others`.
     signature: Arc<RequestSignature>,
     others: Vec<(RankSet, Arc<RequestSignature>)>,
     /// Allgather: first dimensions per rank.
@@ -161,7 +161,7 @@ impl Coordinator {
             spare: Vec::new(),
             sizes: Vec::new(),
             buffers: Buffers::default(),
-            told: vec![0; link_count],
+            sent: vec![0; link_count],
             actions: VecDeque::new(),
             cfg,
         }
@@ -182,7 +182,7 @@ impl Coordinator {
         self.check_stalls();
     }
 
-    /// What to do next; call until `None` after every other method.
+    /// The next action; call until `None` after every other method.
     pub fn poll_action(&mut self) -> Option<CoordinatorAction> {
         if !self.ready.is_empty() && (self.urgent || self.now >= self.batch_deadline()) {
             self.dispatch();
@@ -491,10 +491,10 @@ impl Coordinator {
             send(before, responses, Vec::new());
         }
         // An aggregator confirms for all below it, hence all below it must know, concerned or not.
-        let unheard = self.tree.is_some() && to.iter().any(|link| self.told[*link as usize] < mark);
+        let unheard = self.tree.is_some() && to.iter().any(|link| self.sent[*link as usize] < mark);
         if !stream.open.is_empty() || !stream.evicted.is_empty() || unheard {
             send(mark, stream.open, stream.evicted);
-            to.iter().for_each(|link| self.told[*link as usize] = mark);
+            to.iter().for_each(|link| self.sent[*link as usize] = mark);
         }
     }
 
@@ -518,7 +518,7 @@ impl Coordinator {
     }
 }
 
-/// Who said something: the rank itself where an aggregator only passes it on.
+/// The rank that made a submission, also where an aggregator forwards it.
 fn speaker(from: Rank, item: &Submission) -> Rank {
     match item {
         Submission::Of {

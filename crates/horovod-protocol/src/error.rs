@@ -25,7 +25,7 @@ pub enum OpErrorKind {
     Stalled,
 }
 
-/// One failed operation. What it says to users is its `Display`.
+/// One failed operation. Its `Display` is the text for users.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpError {
@@ -109,7 +109,7 @@ pub enum StopReason {
     },
     /// The ranks wait for each other in a circle.
     Deadlock {
-        /// Who waits for what, for the user.
+        /// Which rank waits for which tensors, for the user.
         report: String,
     },
     /// The ranks began to train with different parameters, and `HOROVOD_CHECK_REPLICAS` is `error`.
@@ -120,7 +120,7 @@ pub enum StopReason {
 }
 
 impl StopReason {
-    /// What users are told of it; `by` asked for it or is to blame.
+    /// The error text for users; `by` asked for the shutdown or is to blame.
     fn text(&self, by: Rank) -> String {
         match self {
             Self::Left(why) => format!("{SHUTDOWN_TEXT}: {}", left_by(by, *why)),
@@ -185,7 +185,7 @@ pub const SET_REMOVED_TEXT: &str = "Process set has been removed";
 pub const CACHE_EVICTION_TEXT: &str =
     "A response has been evicted from cache which may indicate reduced performance.";
 
-/// Who wanted the shutdown and why, as it follows [`SHUTDOWN_TEXT`].
+/// Text after [`SHUTDOWN_TEXT`]: the rank that asked for the shutdown, and its reason.
 fn left_by(rank: Rank, why: Leaving) -> String {
     match why {
         Leaving::Asked => format!(

@@ -6,9 +6,9 @@ use crate::signature::RequestSignature;
 use crate::types::{DType, Device, Op, Rank};
 
 /// Requests that a fused execution may skip over; keeps planning linear for odd mixtures.
-const LOOK_AHEAD_MAX: usize = 4096;
+const SKIPPED_MAX: usize = 4096;
 
-/// What requests must have in common to be fused.
+/// Properties that requests must have in common to be fused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FusionKey {
     set: SetKey,
@@ -35,7 +35,7 @@ impl FusionKey {
             _ => return None,
         };
         let (first, rest) = signature.tensors.split_first()?;
-        // What only moves bytes goes together whatever the bytes mean.
+        // Operations that only move bytes fuse whatever the element types.
         let moves = matches!(signature.op, Op::Allgather | Op::Broadcast { .. });
         let dtype = if moves { DType::U8 } else { first.dtype };
         let alike = moves || rest.iter().all(|t| t.dtype == dtype);
@@ -143,8 +143,7 @@ impl FusionPlan {
             }
             skipped += 1;
             skipped_bytes = skipped_bytes.saturating_add(next.bytes);
-            if skipped > LOOK_AHEAD_MAX
-                || fused_bytes.saturating_add(skipped_bytes) > threshold_bytes
+            if skipped > SKIPPED_MAX || fused_bytes.saturating_add(skipped_bytes) > threshold_bytes
             {
                 break;
             }

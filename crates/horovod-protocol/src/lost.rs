@@ -12,7 +12,7 @@ pub struct PeerLost {
     pub rank: Rank,
     /// Its host; empty where the state machines, which know no hosts, found the fault themselves.
     pub host: String,
-    /// What happened.
+    /// The cause.
     pub cause: LossCause,
 }
 
@@ -39,13 +39,13 @@ pub enum LossCause {
     BrokeProtocol(String),
     /// It sent bytes that are no message.
     Unreadable(String),
-    /// What it received is not what was sent. Both ends live and neither is to blame: no rank is lost.
+    /// The received bytes differ from those sent. Both ranks live and neither is to blame: no rank is lost.
     Altered {
         /// The sender.
         from: Rank,
         /// Its host.
         from_host: String,
-        /// What showed it.
+        /// The check that failed.
         what: String,
     },
 }

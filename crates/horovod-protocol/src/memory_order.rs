@@ -49,7 +49,8 @@ impl MemoryOrder {
         Some(Self::packed(places))
     }
 
-    /// What a number from another rank means for a tensor of this shape; `None` if it is not the one value of an order.
+    /// Decodes a number from another rank for a tensor of this shape; `None` if it is not the canonical code of an
+    /// order.
     pub(crate) fn from_code(code: u64, shape: &[u64]) -> Option<Self> {
         let order = Self(code);
         if order == Self::ROW_MAJOR {

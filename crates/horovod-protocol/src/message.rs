@@ -107,7 +107,7 @@ pub enum Submission {
         set: SetKey,
         /// Full key.
         name: Arc<str>,
-        /// What the ranks must agree on.
+        /// Properties that must be equal on all ranks.
         signature: Arc<RequestSignature>,
     },
     /// This rank has no more data.
@@ -122,7 +122,7 @@ pub enum Submission {
         ranks: Vec<Rank>,
         /// And all members among those who speak through these aggregators, ascending.
         subtrees: Vec<Rank>,
-        /// What they say; not an `Of` again.
+        /// Their submission; never another `Of`.
         item: Box<Submission>,
     },
     /// A rank is gone or cannot go on: the generation is over.
@@ -151,7 +151,7 @@ pub enum Response {
         seq: Seq,
         /// Its members run it.
         set: SetKey,
-        /// What to run.
+        /// The operation.
         op: Op,
         /// Where the tensors are.
         device: Device,
@@ -198,7 +198,7 @@ pub enum Response {
     Shutdown {
         /// The rank that asked for it or is to blame.
         by: Rank,
-        /// What every pending and later operation ends with.
+        /// Result of every pending and later operation.
         why: StopReason,
     },
     /// Everybody has confirmed the shutdown; links may be closed.

@@ -15,8 +15,8 @@ pub(crate) struct Outbox {
     /// Number of the open batch.
     batch: u64,
     seen: u64,
-    /// What was told of it.
-    told: u64,
+    /// Part of `seen` that has been sent.
+    seen_sent: u64,
 }
 
 impl Outbox {
@@ -29,7 +29,7 @@ impl Outbox {
             open_bytes: 0,
             batch: 0,
             seen: 0,
-            told: 0,
+            seen_sent: 0,
         }
     }
 
@@ -95,7 +95,7 @@ impl Outbox {
         self.open.clear();
         self.open_bytes = 0;
         self.batch += 1;
-        self.told = self.seen;
+        self.seen_sent = self.seen;
     }
 
     /// Takes back a message that has been sent.
@@ -107,18 +107,18 @@ impl Outbox {
     pub(crate) fn take(&mut self) -> Option<ToCoordinator> {
         let items = match self.full.pop_front() {
             Some(items) => items,
-            None if self.open.is_empty() && self.told == self.seen => return None,
+            None if self.open.is_empty() && self.seen_sent == self.seen => return None,
             None => {
                 self.open_bytes = 0;
                 self.batch += 1;
                 // Only now: what was asked for before may use slots evicted since.
-                self.told = self.seen;
+                self.seen_sent = self.seen;
                 std::mem::replace(&mut self.open, std::mem::take(&mut self.spare))
             }
         };
         Some(ToCoordinator {
             generation: self.generation,
-            seen: self.told,
+            seen: self.seen_sent,
             items,
         })
     }

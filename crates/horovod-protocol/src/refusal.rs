@@ -31,14 +31,14 @@ pub enum Refusal {
     TooManySets,
 }
 
-/// What two ranks asked for under one name, where it differs.
+/// Difference between the requests of two ranks under one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mismatch {
     /// Name of the tensor, in a group with its place.
     pub tensor: String,
     /// The lowest rank that asked, and the lowest that asked for something else.
     pub ranks: [Rank; 2],
-    /// What each of them asked for, in the same order.
+    /// The difference, with values in the same order.
     pub difference: Difference,
 }
 
@@ -54,21 +54,21 @@ pub enum Difference {
     GroupSizes([u64; 2]),
     /// Shapes of a tensor.
     Shapes {
-        /// What both want to do with it.
+        /// The operation that both requested.
         op: Op,
         /// The shapes.
         shapes: [Shape; 2],
     },
     /// Numbers of dimensions, where ranks may bring different numbers of rows.
     Dimensions {
-        /// What both want to do with the tensor.
+        /// The operation that both requested.
         op: Op,
         /// The numbers.
         counts: [u64; 2],
     },
     /// Sizes of a dimension but the first, where ranks may bring different numbers of rows.
     Dimension {
-        /// What both want to do with the tensor.
+        /// The operation that both requested.
         op: Op,
         /// Which dimension, from 1.
         index: u64,
@@ -87,14 +87,14 @@ pub enum Difference {
     RemovedSets([ProcessSetId; 2]),
     /// Where the tensors are.
     Devices {
-        /// What both want to do with them.
+        /// The operation that both requested.
         op: Op,
         /// The places.
         devices: [Device; 2],
     },
 }
 
-/// What cannot be done though all agree.
+/// Request that cannot be carried out although all ranks agree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Impossible {

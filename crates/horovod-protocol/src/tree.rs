@@ -79,7 +79,7 @@ impl Tree {
         (rank.0 != 0).then(|| self.parents[rank.index()])
     }
 
-    /// Who speaks through a rank directly, ascending.
+    /// Ranks connected directly below a rank, ascending.
     pub fn children(&self, rank: Rank) -> &[Rank] {
         &self.children[self.first[rank.index()]..self.first[rank.index() + 1]]
     }

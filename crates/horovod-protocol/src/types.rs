@@ -225,7 +225,7 @@ impl Device {
     }
 }
 
-/// What the ranks must agree on for one tensor.
+/// Properties of one tensor that must be equal on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMeta {
     /// Element type.
@@ -306,8 +306,8 @@ pub enum Op {
     },
 }
 
-/// What one rank asks for. A grouped operation is ONE request with several tensors,
-/// so it is all or nothing by construction.
+/// Request of one rank. A grouped operation is ONE request with several tensors, so it is all or nothing by
+/// construction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The set whose members must all ask for this.

@@ -6,7 +6,7 @@ use crate::refusal::{Difference, Impossible, Mismatch, Refusal};
 use crate::signature::RequestSignature;
 use crate::types::{Op, Rank, TensorMeta};
 
-/// What one rank asked for.
+/// Request of one rank.
 pub(crate) type Asked<'a> = (Rank, &'a RequestSignature);
 
 /// Compares all requests for one name with the first; ascending ranks make the outcome deterministic.
@@ -48,8 +48,8 @@ pub(crate) fn compare(name: &str, asked: &[Asked<'_>]) -> Result<(), Refusal> {
     each(&|other| devices(first.1, other.1), name)
 }
 
-/// What can be wrong although everybody agrees: operations that a joined rank cannot take part in,
-/// and tensors without the dimension that the operation works on.
+/// Refuses requests that cannot be carried out although all ranks agree: operations that a joined rank cannot take part
+/// in, and tensors without the dimension that the operation works on.
 pub(crate) fn possible(
     name: &str,
     signature: &RequestSignature,
@@ -405,8 +405,8 @@ mod tests {
         let asked = [(Rank(0), &transposed), (Rank(1), &base)];
         assert_eq!(compare("x", &asked), Ok(()));
         assert_eq!(transposed.in_row_major(), base);
-        let run = |asked: &RequestSignature, told: &RequestSignature| {
-            asked.may_run_as(&told.op, told.device, &told.tensors)
+        let run = |asked: &RequestSignature, decided: &RequestSignature| {
+            asked.may_run_as(&decided.op, decided.device, &decided.tensors)
         };
         assert!(run(&transposed, &base) && run(&transposed, &transposed));
         assert!(!run(&base, &transposed));

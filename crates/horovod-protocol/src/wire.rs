@@ -12,7 +12,7 @@ pub fn cut_at(text: &str, max: usize) -> &str {
     &text[..end]
 }
 
-/// What was wrong with a peer's bytes.
+/// Error in a peer's bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
@@ -37,7 +37,7 @@ pub enum DecodeError {
     BadValue {
         /// The value's meaning.
         what: &'static str,
-        /// What was found.
+        /// The received value.
         value: u64,
     },
     /// Text that is not UTF-8.

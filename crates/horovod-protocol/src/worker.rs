@@ -19,7 +19,7 @@ mod apply;
 /// Lists of items kept for executions to come: as many as may wait for the one that runs in a burst of calls.
 const SPARE_VECS_MAX: usize = 64;
 
-/// What a worker must know from the start.
+/// Configuration of a worker.
 #[derive(Clone, Debug)]
 pub struct WorkerConfig {
     /// This rank.
@@ -222,7 +222,7 @@ impl Worker {
         }
     }
 
-    /// What to do next; call until `None` after every other method.
+    /// The next action; call until `None` after every other method.
     pub fn poll_action(&mut self) -> Option<WorkerAction> {
         if let Some(message) = self.outbox.take() {
             return Some(WorkerAction::Send(message));

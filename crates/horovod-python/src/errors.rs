@@ -55,7 +55,7 @@ pub(crate) fn operation_error(py: Python<'_>, e: Error) -> PyErr {
     }
 }
 
-/// What the error knows, as attributes that `horovod.common.exceptions` declares.
+/// Sets the attributes that `horovod.common.exceptions` declares from the error's data.
 fn set_fields(raised: &Bound<'_, PyAny>, e: &Error) -> PyResult<()> {
     match e {
         Error::DuplicateName { name } => raised.setattr("tensor", name),

@@ -135,11 +135,11 @@ impl Streams {
 /// Memory for results, by tensor, once a framework has given it.
 pub(crate) type Given = Arc<Mutex<Vec<Option<(Py<PyAny>, Vec<u64>)>>>>;
 
-/// What gives memory for the results of a submission by calling the adapter's functions, one for each tensor, and where
-/// that memory is kept until somebody waits for the operation.
+/// Allocator for the results of a submission: it calls the adapter's functions, one for each tensor. The second value
+/// keeps the memory until a thread waits for the operation.
 ///
-/// A function may run work on the stream of the submission (the framework's own, to have the memory): what the
-/// operation writes comes after it.
+/// A function may run work on the submission's stream, which is the framework's own, to allocate memory. The
+/// operation's writes come after that work.
 pub(crate) fn allocating(
     functions: Vec<Py<PyAny>>,
     ordinal: i32,

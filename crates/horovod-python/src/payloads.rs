@@ -132,7 +132,7 @@ fn interruptible<T: Send>(
     }
 }
 
-/// What the caller of `horovod.run` has for every rank.
+/// Fetches the payload of the caller of `horovod.run`.
 #[pyfunction]
 pub(crate) fn fetch_payload<'py>(
     py: Python<'py>,

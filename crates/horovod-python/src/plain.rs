@@ -16,7 +16,7 @@ use crate::gpu::record;
 use crate::runtime::registered;
 use crate::submit::{ALLREDUCE, BROADCAST, Kept, has_meaning, operation, submit, submit_and_wait};
 
-/// What is said of a tensor whose memory is not where the operation wrote.
+/// Error text for a tensor whose memory is not where the operation wrote.
 pub(crate) const MOVED: &str = "The tensor got other memory while an operation on it was in flight (tensor.data = ..., \
     tensor.set_(), tensor.resize_(), resize_() or share_memory_() of its storage), so the result is not in it. \
     Leave a tensor as it is until synchronize() has returned, or pass a clone() of it.";
@@ -206,7 +206,7 @@ impl PlainTensors {
         let mut recorded = Recorded::default();
         engine.submit_together(|queue| {
             for (tensor, name) in tensors.iter().zip(names.iter()) {
-                // Whoever queues it alone learns what is the matter.
+                // Submitting this tensor alone reports the error.
                 let (Ok(Some(plain)), Ok(name)) = (self.read(&tensor, &op), name.extract::<&str>())
                 else {
                     break;
@@ -282,7 +282,7 @@ fn call_with<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let end = std::ptr::null_mut::<ffi::PyObject>();
     // SAFETY: both are objects, the list of arguments ends with a null pointer, and the interpreter lock is held, as
-    // `Bound` says. What comes back is a new reference, or null with the exception set.
+    // `Bound` proves. The result is a new reference, or null with the exception set.
     unsafe {
         let result = ffi::PyObject_CallFunctionObjArgs(function.as_ptr(), argument.as_ptr(), end);
         Bound::from_owned_ptr_or_err(argument.py(), result)

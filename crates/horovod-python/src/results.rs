@@ -14,7 +14,7 @@ use crate::gpu::Given;
 /// Handles of the last job that was left, of which nobody had taken the results; ascending.
 static LOST: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 
-/// What is left of a job that was just left.
+/// Records the handles of a job that this process has just left.
 pub(crate) fn lose(engine: &Engine) {
     *LOST.lock().unwrap_or_else(PoisonError::into_inner) = engine.handles();
 }

@@ -129,7 +129,7 @@ macro_rules! query {
     )*};
 }
 
-/// What a forked child has instead of an engine.
+/// Reads from the parent's identity, which a forked child has instead of an engine.
 fn remembered<T>(read: impl FnOnce(&memory::Identity) -> Option<T>) -> Option<T> {
     memory::of_parent(read).flatten()
 }
@@ -221,7 +221,7 @@ pub(crate) fn process_set_ranks(py: Python<'_>, process_set: u32) -> PyResult<Ve
     })
 }
 
-/// What can end a blocking call: the operation's error or a signal's exception.
+/// Cause that ends a blocking call: the operation's error or a signal's exception.
 enum Stop {
     Failed(Error),
     Raised(PyErr),
@@ -318,7 +318,7 @@ pub(crate) fn stop_timeline(py: Python<'_>) -> PyResult<bool> {
     Ok(detached(py, || engine.stop_timeline()))
 }
 
-/// What carries the bytes on this machine.
+/// Transports in use on this machine, by kind of link.
 #[pyfunction]
 pub(crate) fn transports() -> BTreeMap<&'static str, &'static str> {
     horovod::transports().into_iter().collect()

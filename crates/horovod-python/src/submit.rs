@@ -120,7 +120,7 @@ pub(crate) fn enqueue(
                 .ok_or_else(|| PyValueError::new_err(format!("unknown dtype code {dtype}")))?;
             let at = std::ptr::with_exposed_provenance_mut(output);
             let output = match output {
-                // What does not fit is refused when it is carried out.
+                // Shapes that do not fit are refused when the operation is carried out.
                 _ if is_scattered => Output::Exactly {
                     at,
                     bytes: scattered_bytes(&engine, set, dtype, &shape).unwrap_or(0),
@@ -254,19 +254,19 @@ pub(crate) fn has_meaning(op: ReduceOp, dtype: DType) -> bool {
     }
 }
 
-/// What the engine keeps for whoever waits.
+/// Objects that the engine keeps for the handle's waiter.
 pub(crate) enum Kept {
     /// The tensor is the result.
     InPlace(InPlace),
     /// These are, given back as what they came in; what each keeps is an [`Kept::InPlace`].
     GroupInPlace(Py<PyTuple>, Vec<horovod::Kept>),
-    /// What this makes of the outputs is.
+    /// The result is this function's value for the outputs.
     Finish(Py<PyAny>),
     /// The same, of an operation on a GPU.
     OnGpu(OnGpu),
 }
 
-/// What belongs to an operation on a GPU.
+/// Objects of an operation on a GPU.
 pub(crate) struct OnGpu {
     streams: StreamSource,
     /// Results whose sizes were known late.
@@ -360,7 +360,7 @@ fn result_of(
     }
 }
 
-/// What is said of a handle that nobody knows any more.
+/// Result of waiting for an unknown handle.
 fn without_result(py: Python<'_>, handle: u64) -> PyResult<Py<PyAny>> {
     if is_lost(handle) {
         Err(lost(py, handle))
@@ -373,7 +373,7 @@ fn without_result(py: Python<'_>, handle: u64) -> PyResult<Py<PyAny>> {
 /// wait for what comes after this.
 #[pyfunction]
 pub(crate) fn wait_softly(py: Python<'_>, handles: Vec<u64>) -> PyResult<Option<(u32, String)>> {
-    // Who waits for a handle that is gone hears of it when it asks for the result.
+    // Waiting for a lost handle raises when the result is requested.
     let Ok(engine) = horovod::engine() else {
         return Ok(None);
     };

@@ -17,11 +17,11 @@ pub enum Whose {
 pub struct Declaration<K> {
     /// Environment variable.
     pub name: &'static str,
-    /// What it is and its default.
+    /// Kind of its values, with the default.
     pub kind: K,
     /// Whose value counts.
     pub whose: Whose,
-    /// What it does, units included; neither what it accepts nor whose value counts.
+    /// Effect of the setting, units included; without accepted values and without whose value counts.
     pub(crate) doc: &'static str,
 }
 
@@ -33,7 +33,7 @@ pub struct Refused {
     pub name: &'static str,
     /// The value: a number as it was understood, anything else in quotes.
     pub found: String,
-    /// What is accepted.
+    /// The accepted values.
     pub expected: String,
 }
 
@@ -47,7 +47,7 @@ impl<K: Kind> Declaration<K> {
         })
     }
 
-    /// What the environment says, else the default.
+    /// The value in the environment, else the default.
     pub fn read(&self, env: &dyn Environment) -> Result<K::Value, Refused> {
         match text_of(env, self.name) {
             None => Ok(self.kind.default()),
@@ -66,11 +66,11 @@ impl<K: Kind> Declaration<K> {
     }
 }
 
-/// What can be asked of a setting of whatever kind.
+/// Queries of a setting of any kind.
 pub trait Declared: Sync {
     /// Environment variable.
     fn name(&self) -> &'static str;
-    /// What it does, units included; neither what it accepts nor whose value counts.
+    /// Effect of the setting, units included; without accepted values and without whose value counts.
     fn doc(&self) -> &'static str;
     /// Whose value counts.
     fn whose(&self) -> Whose;
@@ -78,14 +78,14 @@ pub trait Declared: Sync {
     fn default_text(&self) -> String;
     /// Whether the default is a value that could be set, not the absence of one.
     fn has_default(&self) -> bool;
-    /// What it accepts.
+    /// The accepted values.
     fn accepts(&self) -> Accepts;
     /// Whether the text is accepted.
     fn check(&self, text: &str) -> Result<(), Refused>;
     /// Whether the text means the same as no text at all.
     fn is_default(&self, text: &str) -> bool;
 
-    /// What it does, what it accepts, whose value counts.
+    /// Effect of the setting, accepted values, and whose value counts.
     fn description(&self) -> String {
         let mut text = self.doc().to_owned();
         if let Some(limits) = self.accepts().limits() {

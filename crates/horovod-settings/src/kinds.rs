@@ -7,11 +7,11 @@ use std::str::FromStr;
 /// Most of a number that is not whole, unless less is said: fits a `Duration`.
 pub const NUMBER_MAX: f64 = 1e9;
 
-/// What values a setting has and how they are written.
+/// Kind of a setting's values, and their notation.
 pub trait Kind {
-    /// What a text becomes.
+    /// Type of a parsed value.
     type Value: PartialEq;
-    /// What counts when nothing is set.
+    /// The value if nothing is set.
     fn default(&self) -> Self::Value;
     /// The default as shown to users.
     fn default_text(&self) -> String;
@@ -21,11 +21,11 @@ pub trait Kind {
     }
     /// The value of a text; the error is the text as it was understood.
     fn parse(&self, text: &str) -> Result<Self::Value, String>;
-    /// What texts have a value.
+    /// Texts that have a value.
     fn accepts(&self) -> Accepts;
 }
 
-/// What a setting accepts; as text, what an error says was expected.
+/// Accepted values of a setting; as text, the part of an error after "expected".
 #[derive(Clone, Debug, PartialEq)]
 pub enum Accepts {
     /// 1 or 0, and words for them.
@@ -43,7 +43,7 @@ pub enum Accepts {
         least: f64,
         /// Most that is accepted.
         most: f64,
-        /// What 0 means, if it is accepted although it is below the least.
+        /// Meaning of 0, if 0 is accepted although it is below the least.
         zero: Option<&'static str>,
     },
     /// One of these words, in capitals or not.
@@ -55,7 +55,7 @@ pub enum Accepts {
 }
 
 impl Accepts {
-    /// What is worth saying beside what the setting does; `None`: nothing.
+    /// Limits that the description must name beside the effect; `None` for none.
     pub fn limits(&self) -> Option<String> {
         match self {
             Self::Flag | Self::Text | Self::Addresses => None,
@@ -118,7 +118,7 @@ impl fmt::Display for Accepts {
 /// Something that is on or off.
 #[derive(Debug)]
 pub struct Flag(
-    /// What counts when nothing is set.
+    /// The value if nothing is set.
     pub bool,
 );
 
@@ -161,7 +161,7 @@ pub trait Number: Copy + PartialOrd + FromStr + fmt::Display + TryInto<u64> {
 /// A whole number between two others.
 #[derive(Debug)]
 pub struct Whole<T> {
-    /// What counts when nothing is set.
+    /// The value if nothing is set.
     pub default: T,
     /// Least that is accepted.
     pub least: T,
@@ -231,13 +231,13 @@ impl<T: Number> Kind for Whole<T> {
 /// A number between two others.
 #[derive(Debug)]
 pub struct Decimal {
-    /// What counts when nothing is set.
+    /// The value if nothing is set.
     pub default: f64,
     /// Least that is accepted.
     pub least: f64,
     /// Most that is accepted, at most [`NUMBER_MAX`].
     pub most: f64,
-    /// What 0 means, if it is accepted although it is below the least.
+    /// Meaning of 0, if 0 is accepted although it is below the least.
     pub zero: Option<&'static str>,
 }
 
@@ -286,7 +286,7 @@ impl Kind for Decimal {
 /// One of a few words, in capitals or not.
 #[derive(Debug)]
 pub struct Words<T: 'static> {
-    /// What counts when nothing is set.
+    /// The value if nothing is set.
     pub default: T,
     /// The words and what they mean.
     pub words: &'static [(&'static str, T)],
@@ -329,7 +329,7 @@ impl<T: Copy + PartialEq> Kind for Words<T> {
 /// Any text, with a meaning of its own.
 #[derive(Debug)]
 pub struct Text(
-    /// What counts when nothing is set.
+    /// The value if nothing is set.
     pub &'static str,
 );
 
@@ -356,7 +356,7 @@ impl Kind for Text {
 /// A comma list, empty when nothing is set.
 #[derive(Debug)]
 pub struct List {
-    /// What an empty list means.
+    /// Meaning of an empty list.
     pub empty: &'static str,
 }
 
@@ -417,12 +417,12 @@ impl Kind for Addresses {
     }
 }
 
-/// What may be left open.
+/// A setting without a value unless one is set.
 #[derive(Debug)]
 pub struct Optional<K> {
-    /// What it is if it is set; its default is not used.
+    /// Kind of a value that is set; its default is not used.
     pub kind: K,
-    /// What happens when nothing is set.
+    /// Behaviour if nothing is set.
     pub unset: &'static str,
 }
 

@@ -3,7 +3,7 @@
 
 use crate::{Environment, TABLE, find, nearest_of};
 
-/// What the launcher or the Python packages read or hand to their ranks, and what steered the original at run time.
+/// Variables that the launcher or the Python packages read or set for ranks, and the original's run-time settings.
 const READ_ELSEWHERE: &[&str] = &[
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE",
     "HOROVOD_BATCH_D2D_MEMCOPIES",
@@ -32,7 +32,7 @@ const READ_ELSEWHERE: &[&str] = &[
     "HOROVOD_THREAD_AFFINITY",
 ];
 
-/// What only the original's `setup.py` reads, beside `HOROVOD_WITH_*` and `HOROVOD_WITHOUT_*`.
+/// Variables that only the original's `setup.py` reads, beside `HOROVOD_WITH_*` and `HOROVOD_WITHOUT_*`.
 const OF_A_BUILD: &[&str] = &[
     "HOROVOD_ALLOW_MIXED_GPU_IMPL",
     "HOROVOD_BUILD_ARCH_FLAGS",

@@ -8,7 +8,7 @@ use crate::kinds::{Addresses, Decimal, Flag, List, Optional, Text, Whole, Words}
 /// Most of any of the sizes of the data plane.
 const SIZE_MAX: usize = 1 << 30;
 
-/// What a difference between replicas is.
+/// Severity of a difference between replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConsistencyAction {
     /// Worth a warning.
@@ -38,7 +38,7 @@ pub enum JoinAverage {
     Contributors,
 }
 
-/// What carries out operations on GPU tensors.
+/// Library that carries out operations on GPU tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GpuOperations {
     /// NCCL where all ranks have it, host memory otherwise.
@@ -53,7 +53,7 @@ pub enum GpuOperations {
 }
 
 impl GpuOperations {
-    /// What is done.
+    /// The implementation used.
     #[must_use]
     pub fn meant(self) -> Self {
         match self {
@@ -328,7 +328,7 @@ pub struct Setting {
     pub name: &'static str,
     /// Default as shown to users.
     pub default: &'static str,
-    /// What it does, one line: units, limits and whose value counts included.
+    /// Effect of the setting in one line: units, limits and whose value counts included.
     pub doc: &'static str,
 }
 

@@ -1,9 +1,9 @@
-//! What negotiation costs per step as the job grows: the real coordinator and aggregators of 2 to
-//! 16,384 ranks, in a star and in a tree, and a cost model of the links between them.
+//! Cost of negotiation per step as the job grows: the real coordinator and aggregators of 2 to 16,384 ranks, in a star
+//! and in a tree, and a cost model of the links between them.
 //!
-//! `cargo run --release -p horovod-sim --example scaling [tensors]` prints one JSON object a line;
-//! docs/scaling.md says what the columns mean and what is assumed. The workers, which in a steady
-//! step all say the same and hear the same, are represented by one real worker.
+//! `cargo run --release -p horovod-sim --example scaling [tensors]` prints one JSON object a line; docs/scaling.md
+//! defines the columns and lists the assumptions. One real worker represents all workers, which in a steady step send
+//! and receive the same messages.
 #![expect(clippy::print_stdout, reason = "printing is what it is for")]
 
 use horovod_protocol::*;
@@ -77,7 +77,7 @@ struct Job {
     use_medians: bool,
 }
 
-/// What one step took.
+/// Cost of one step.
 #[derive(Default)]
 struct Step {
     root_in: Traffic,
@@ -149,13 +149,13 @@ impl Job {
             let id = EntryId(self.entry);
             self.worker.submit(id, &gradient(number)).expect("valid");
         }
-        let mut said = Vec::new();
+        let mut messages = Vec::new();
         while let Some(action) = self.worker.poll_action() {
             if let WorkerAction::Send(message) = action {
-                said.push(encoded(|out| message.encode(out)));
+                messages.push(encoded(|out| message.encode(out)));
             }
         }
-        let decided = self.up(&said, &mut step);
+        let decided = self.up(&messages, &mut step);
         self.down(&decided, &mut step);
         for bytes in &decided {
             let message = ToWorker::decode(bytes).expect("our own");
@@ -172,11 +172,11 @@ impl Job {
     }
 
     /// From the workers to the coordinator's decision, which is the same for all.
-    fn up(&mut self, said: &[Vec<u8>], step: &mut Step) -> Vec<Vec<u8>> {
-        // What a node sends up and when, by rank.
+    fn up(&mut self, messages: &[Vec<u8>], step: &mut Step) -> Vec<Vec<u8>> {
+        // Messages that a node sends up and their time, by rank.
         let mut sent: BTreeMap<Rank, (Vec<Vec<u8>>, f64)> = BTreeMap::new();
         for node in &mut self.nodes {
-            let (inbox, ready) = inbox(&self.tree, &self.hosts, node.rank, &sent, said, step);
+            let (inbox, ready) = inbox(&self.tree, &self.hosts, node.rank, &sent, messages, step);
             let start = Instant::now();
             for (from, bytes) in &inbox {
                 let message = ToCoordinator::decode(bytes).expect("our own");
@@ -196,7 +196,7 @@ impl Job {
             sent.insert(node.rank, (out, at));
         }
         let before = step.all;
-        let (inbox, ready) = inbox(&self.tree, &self.hosts, Rank(0), &sent, said, step);
+        let (inbox, ready) = inbox(&self.tree, &self.hosts, Rank(0), &sent, messages, step);
         step.root_in = Traffic {
             messages: step.all.messages - before.messages,
             bytes: step.all.bytes - before.bytes,
@@ -223,24 +223,24 @@ impl Job {
     fn down(&mut self, decided: &[Vec<u8>], step: &mut Step) {
         let mut done: BTreeMap<Rank, f64> = BTreeMap::new();
         let mut latest = 0f64;
-        let mut tell = |rank: Rank, children: &[Rank], at: f64, step: &mut Step| {
+        let mut send = |rank: Rank, children: &[Rank], at: f64, step: &mut Step| {
             let mut at = at;
-            let mut heard = Vec::new();
+            let mut received = Vec::new();
             for child in children {
                 for bytes in decided {
                     at += model::MESSAGE_NS;
                     step.all.add(1, bytes.len());
                 }
                 let bytes = decided.iter().map(Vec::len).sum();
-                heard.push((*child, at + travel(&self.hosts, rank, *child, bytes)));
+                received.push((*child, at + travel(&self.hosts, rank, *child, bytes)));
             }
-            for (child, at) in heard {
+            for (child, at) in received {
                 latest = latest.max(at + model::MESSAGE_NS);
                 done.insert(child, at + model::MESSAGE_NS);
             }
         };
         let before = step.all;
-        tell(Rank(0), self.tree.children(Rank(0)), step.latency_ns, step);
+        send(Rank(0), self.tree.children(Rank(0)), step.latency_ns, step);
         step.root_out = Traffic {
             messages: step.all.messages - before.messages,
             bytes: step.all.bytes - before.bytes,
@@ -274,30 +274,31 @@ impl Job {
                     step.all.add(1, bytes.len());
                 }
                 let bytes = decided.iter().map(Vec::len).sum();
-                let heard = at + travel(&self.hosts, rank, *child, bytes) + model::MESSAGE_NS;
-                latest = latest.max(heard);
-                done.insert(*child, heard);
+                let received = at + travel(&self.hosts, rank, *child, bytes) + model::MESSAGE_NS;
+                latest = latest.max(received);
+                done.insert(*child, received);
             }
         }
         step.latency_ns = latest;
     }
 }
 
-/// What a node gets from its own worker and its children, and when it has received all of it.
+/// Messages to a node from its own worker and its children, and the time when it has received all of them.
 fn inbox(
     tree: &Tree,
     hosts: &[u32],
     node: Rank,
     sent: &BTreeMap<Rank, (Vec<Vec<u8>>, f64)>,
-    said: &[Vec<u8>],
+    messages: &[Vec<u8>],
     step: &mut Step,
 ) -> (Vec<(Rank, Vec<u8>)>, f64) {
-    let mut inbox: Vec<(Rank, Vec<u8>)> = said.iter().map(|bytes| (node, bytes.clone())).collect();
+    let mut inbox: Vec<(Rank, Vec<u8>)> =
+        messages.iter().map(|bytes| (node, bytes.clone())).collect();
     let (mut latest, mut busy) = (0f64, 0f64);
     for child in tree.children(node) {
         let (messages, at) = match sent.get(child) {
             Some((messages, at)) => (&messages[..], *at),
-            None => (said, model::MESSAGE_NS),
+            None => (messages, model::MESSAGE_NS),
         };
         let bytes = messages.iter().map(Vec::len).sum();
         latest = latest.max(at + travel(hosts, *child, node, bytes));

@@ -11,7 +11,7 @@ use std::fmt;
 pub struct Failure {
     /// The seed that repeats it.
     pub seed: Option<u64>,
-    /// What was broken.
+    /// The violated rule.
     pub what: String,
 }
 
@@ -191,12 +191,12 @@ fn executions_are_alike_and_in_order(trace: &Trace) -> Result<(), Failure> {
             )));
         }
         if let Some(tag) = digest.tag {
-            let told = digest.items.iter().map(|item| item.tag);
-            if told.clone().any(|told| told != Some(tag)) {
+            let item_tags = digest.items.iter().map(|item| item.tag);
+            if item_tags.clone().any(|item| item != Some(tag)) {
                 return Err(Failure::new(format!(
                     "{rank} ran {:?} with {tag:?}, and had been told {:?}",
                     digest.seq,
-                    told.collect::<Vec<_>>()
+                    item_tags.collect::<Vec<_>>()
                 )));
             }
             let first = *tags.entry(tag).or_insert(digest.seq);
@@ -263,12 +263,12 @@ fn tunings_have_one_place_on_all_ranks(
     trace: &Trace,
 ) -> Result<(), Failure> {
     let mut last: BTreeMap<Rank, Seq> = BTreeMap::new();
-    let mut told: BTreeMap<Seq, (&[u64], usize)> = BTreeMap::new();
+    let mut announced: BTreeMap<Seq, (&[u64], usize)> = BTreeMap::new();
     for event in &trace.events {
         let (rank, seq) = match event {
             Event::Executed { rank, digest } => (*rank, digest.seq),
             Event::Tuned { rank, seq, values } => {
-                let (first, ranks) = told.entry(*seq).or_insert((values, 0));
+                let (first, ranks) = announced.entry(*seq).or_insert((values, 0));
                 if *first != values {
                     return Err(Failure::new(format!(
                         "{seq:?}: {rank} was told {values:?}, others {first:?}"
@@ -284,7 +284,10 @@ fn tunings_have_one_place_on_all_ranks(
         }
     }
     // Where nobody calls shutdown the run ends without waiting for what is on its way.
-    match told.iter().find(|(_, (_, n))| *n != plan.size as usize) {
+    match announced
+        .iter()
+        .find(|(_, (_, n))| *n != plan.size as usize)
+    {
         Some((seq, (_, ranks))) if matches!(plan.ending, Ending::Shutdown { .. }) => {
             let size = plan.size;
             Err(Failure::new(format!(

@@ -218,8 +218,8 @@ impl<'a> Cluster<'a> {
         }
         self.trace.root_messages += 1;
         // A driver reads its clock once a poll, so what arrives meanwhile has one time.
-        let moment = Time(self.now - self.now % self.plan.delays.typical.max(1));
-        self.coordinator.handle_message(moment, from, &message);
+        let batch_time = Time(self.now - self.now % self.plan.delays.typical.max(1));
+        self.coordinator.handle_message(batch_time, from, &message);
         if later {
             self.after(self.plan.delays.typical, Happening::PollCoordinator);
         } else {

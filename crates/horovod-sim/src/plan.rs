@@ -20,7 +20,7 @@ pub struct SimulationPlan {
     pub delays: Delays,
     /// A rank enters the next phase when everything it asked for in the last has ended.
     pub phases: Vec<Phase>,
-    /// What comes at the end, or in between.
+    /// The fault or shutdown at the end, or in between.
     pub ending: Ending,
     /// Whether the last phase cannot end but by the shutdown.
     pub stops_amid: bool,
@@ -71,17 +71,17 @@ pub enum Expected {
     SetRemoved(bool),
 }
 
-/// What ends the run.
+/// End of the run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// These ranks call shutdown after their last phase.
     Shutdown {
-        /// Who.
+        /// The calling ranks.
         callers: Vec<Rank>,
     },
     /// A rank dies, unless it finishes before.
     Kill {
-        /// Who.
+        /// The rank.
         rank: Rank,
         /// When.
         at: u64,

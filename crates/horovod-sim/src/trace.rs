@@ -27,7 +27,7 @@ pub struct Trace {
 pub enum Event {
     /// A rank queued an item of a phase.
     Submitted {
-        /// Who.
+        /// The rank.
         rank: Rank,
         /// Its entry.
         entry: EntryId,
@@ -45,7 +45,7 @@ pub enum Event {
     },
     /// A submission was refused on the spot.
     Refused {
-        /// Who.
+        /// The rank.
         rank: Rank,
         /// Phase and item of the plan.
         item: (usize, usize),
@@ -54,18 +54,18 @@ pub enum Event {
     },
     /// A rank was told to run something.
     Executed {
-        /// Who.
+        /// The rank.
         rank: Rank,
-        /// What.
+        /// The execution.
         digest: Digest,
     },
-    /// A rank was told new values for its data plane.
+    /// A rank received new values for its data plane.
     Tuned {
-        /// Who.
+        /// The rank.
         rank: Rank,
         /// At which place of the order.
         seq: Seq,
-        /// What.
+        /// The values.
         values: Vec<u64>,
     },
     /// A join of this rank reached the coordinator.
@@ -87,7 +87,7 @@ pub enum End {
     Completed(Result<Completion, OpError>),
 }
 
-/// What all members must see alike in an execution.
+/// Properties of an execution that must be equal on all members.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Digest {
     /// Place in the order.
@@ -96,11 +96,11 @@ pub struct Digest {
     pub set: ProcessSetId,
     /// Its members.
     pub members: Vec<Rank>,
-    /// What runs.
+    /// The operation.
     pub op: Op,
     /// Where.
     pub device: Device,
-    /// Who really contributes.
+    /// Number of ranks that contribute.
     pub contributors: u32,
     /// The requests.
     pub items: Vec<ItemDigest>,
@@ -124,7 +124,7 @@ pub struct ItemDigest {
 }
 
 impl Digest {
-    /// What matters of an execution; `tags` are those that this rank got when it submitted.
+    /// The digest of an execution; `tags` are those that this rank got when it submitted.
     pub fn of(execution: &Execution, tags: impl Fn(EntryId) -> Option<OperationTag>) -> Self {
         let own_rows = matches!(execution.op, Op::Allgather | Op::Alltoall);
         let tensors = |tensors: &[TensorMeta]| -> Vec<TensorMeta> {

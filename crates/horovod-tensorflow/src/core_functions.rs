@@ -36,7 +36,7 @@ pub(crate) struct CoreTensor {
 }
 
 impl CoreTensor {
-    /// In host memory; a null `output` is allocated late. What it points to has to outlive the submission.
+    /// In host memory; a null `output` is allocated late. The memory of both pointers has to outlive the submission.
     pub(crate) fn new(dtype: u8, dims: &[i64], input: *const c_void, output: *mut c_void) -> Self {
         Self {
             struct_size: size_of::<Self>() as u32,
@@ -82,7 +82,7 @@ pub(crate) struct CoreOperation {
     may_wait: u8,
 }
 
-/// What an operation is, apart from its tensors.
+/// An operation, apart from its tensors.
 pub(crate) struct Described<'a> {
     pub(crate) kind: Kind,
     pub(crate) reduce_op: u8,

@@ -19,7 +19,7 @@ struct StdFunction {
     invoker: usize,
 }
 
-/// What the manager is told to destroy the functor.
+/// Command to the manager to destroy the functor.
 const DESTROY: i32 = 3;
 
 /// Frames between TensorFlow's and this one hold no more.

@@ -77,7 +77,7 @@ fn invalid(text: String) -> Failure {
     Failure::new(Code::InvalidArgument, text)
 }
 
-/// What differs between the operations' kernels: TensorFlow's calls do not say which operation they are for.
+/// Functions that differ between the operations' kernels: TensorFlow's calls do not name the operation.
 #[derive(Clone, Copy)]
 pub(crate) struct KernelFunctions {
     pub(crate) create: CreateFn,

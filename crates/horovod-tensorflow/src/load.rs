@@ -1,4 +1,4 @@
-//! What happens while the library is being loaded: look-ups, then registration; and the functions that were found.
+//! Initialisation while the library is being loaded: look-ups, then registration; and the functions that were found.
 
 use std::ffi::CStr;
 use std::panic::catch_unwind;

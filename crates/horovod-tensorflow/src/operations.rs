@@ -2,7 +2,7 @@
 
 use crate::dtypes;
 
-/// What an operation does with its tensors; the numbers are those of the core's header.
+/// Kind of an operation; the numbers are those of the core's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -44,7 +44,7 @@ pub(crate) enum Shapes {
     Scalar,
 }
 
-/// What computes it.
+/// Implementation of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Computes {
     /// The members of a process set, together.

@@ -6,7 +6,7 @@ use crate::operations::Query;
 use crate::tf::context::Context;
 use crate::tf::status::{Code, Failure};
 
-/// What the other frameworks' queries say as well.
+/// Same text as for the queries of the other frameworks.
 const NOT_INITIALIZED: &str = "Horovod has not been initialized; use hvd.init().";
 /// `HOROVOD_PROCESS_SET_ERROR_UNKNOWN_SET` of Python's basics.
 const UNKNOWN_SET: i32 = -3;

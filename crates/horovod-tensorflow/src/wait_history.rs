@@ -23,7 +23,7 @@ static TRAFFIC: Traffic = Traffic {
     under_way: AtomicUsize::new(0),
 };
 
-/// What a kernel has learned from its runs. They may overlap; then it learns from some.
+/// A kernel's record of its runs. Runs may overlap; then only some of them are recorded.
 #[derive(Debug, Default)]
 pub(crate) struct WaitHistory {
     was_alone: AtomicBool,

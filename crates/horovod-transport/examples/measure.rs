@@ -56,7 +56,7 @@ fn join(rank: u32, at: SocketAddr, key: JobKey, kind: &str) -> Mesh {
     config.encrypt = kind == "sealed";
     config.checksums = kind == "checked";
     if kind != "shm" {
-        // What travels between hosts: another name for each rank makes two of this one.
+        // The payload path between hosts: a different host name for each rank makes two hosts of this one.
         config.hostname = format!("measure{rank}");
     }
     connect(&config).unwrap()

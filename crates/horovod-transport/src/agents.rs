@@ -103,7 +103,7 @@ impl Server {
         self.notifier.as_fd()
     }
 
-    /// Who has come since the last call.
+    /// The agents that have connected since the last call.
     pub fn take(&self) -> Vec<Arrival> {
         while matches!((&self.notifier).read(&mut [0; 64]), Ok(count) if count > 0) {}
         self.running.state().lock().drain(..).collect()
@@ -193,8 +193,8 @@ fn carry(wire: FrameStream) -> io::Result<(UnixStream, Receiver<Infallible>)> {
         for_local: VecDeque::new(),
         local_ended: false,
         wire_ended: false,
-        told_wire: false,
-        told_local: false,
+        wire_is_shut: false,
+        local_is_shut: false,
     };
     std::thread::Builder::new()
         .name("hvd-carrier".into())
@@ -206,7 +206,7 @@ fn carry(wire: FrameStream) -> io::Result<(UnixStream, Receiver<Infallible>)> {
     Ok((theirs, ended))
 }
 
-/// What was written before an end still arrives; what is written after the other side's end goes nowhere.
+/// Bytes written before one side closes still arrive; bytes written after the other side closed are dropped.
 struct Carrier {
     wire: FrameStream,
     local: UnixStream,
@@ -215,14 +215,14 @@ struct Carrier {
     local_ended: bool,
     wire_ended: bool,
     /// The end of the one side has been passed on to the other.
-    told_wire: bool,
-    told_local: bool,
+    wire_is_shut: bool,
+    local_is_shut: bool,
 }
 
 impl Carrier {
     fn run(mut self) {
         let mut buffer = vec![0; PIECE];
-        while !(self.told_wire && self.told_local) {
+        while !(self.wire_is_shut && self.local_is_shut) {
             self.wait();
             self.read_wire();
             self.write_local();
@@ -245,25 +245,25 @@ impl Carrier {
             }
         };
         let has_unsent = self.wire.unsent() > 0 && !self.wire_ended;
-        add(wire, self.hears_wire(), has_unsent);
+        add(wire, self.reads_wire(), has_unsent);
         add(
             self.local.as_fd(),
-            self.hears_local(),
+            self.reads_local(),
             !self.for_local.is_empty(),
         );
         poll_until(&mut fds, None);
     }
 
-    fn hears_wire(&self) -> bool {
+    fn reads_wire(&self) -> bool {
         !self.wire_ended && self.for_local.len() < AHEAD
     }
 
-    fn hears_local(&self) -> bool {
+    fn reads_local(&self) -> bool {
         !self.local_ended && (self.wire_ended || self.wire.unsent() < AHEAD)
     }
 
     fn read_wire(&mut self) {
-        while self.hears_wire() {
+        while self.reads_wire() {
             match self.wire.next() {
                 Ok(Some(frame)) => self.for_local.extend(frame),
                 Ok(None) => return,
@@ -282,14 +282,14 @@ impl Carrier {
                 Err(_) => self.for_local.clear(),
             }
         }
-        if self.wire_ended && !self.told_local {
-            self.told_local = true;
+        if self.wire_ended && !self.local_is_shut {
+            self.local_is_shut = true;
             let _ = self.local.shutdown(Shutdown::Write);
         }
     }
 
     fn read_local(&mut self, buffer: &mut [u8]) {
-        while self.hears_local() {
+        while self.reads_local() {
             match (&self.local).read(buffer) {
                 Ok(0) => self.local_ended = true,
                 Ok(_) if self.wire_ended => {}
@@ -307,8 +307,8 @@ impl Carrier {
                 self.wire_ended = true;
                 true
             });
-        if self.local_ended && is_sent && !self.told_wire {
-            self.told_wire = true;
+        if self.local_ended && is_sent && !self.wire_is_shut {
+            self.wire_is_shut = true;
             if let Ok(fd) = self.wire.fd().get() {
                 let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Write);
             }

@@ -25,24 +25,24 @@ pub const CONTROL_QUEUE_MAX: usize = 64 << 20;
 /// Longest memory of a message that is kept for the next.
 const SPARE_BYTES_MAX: usize = 64 << 10;
 /// Polls that find nothing between two looks at the sockets, for callers that never sleep.
-const LOOK_EVERY: u32 = 64;
-/// What an orderly leaver writes to the sockets that otherwise only tell of deaths.
+const POLL_EVERY: u32 = 64;
+/// Byte that a rank sends before it leaves, on the sockets that otherwise only detect deaths.
 const GOODBYE: u8 = b'B';
 
-/// What [`Control::poll`] found.
+/// Event returned by [`Control::poll`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ControlEvent {
     /// A message.
     Frame {
-        /// Who sent it.
+        /// The sender.
         from: Rank,
         /// The message.
         bytes: Vec<u8>,
     },
     /// A message that is no part of the main conversation ([`Control::send_out_of_band`]).
     OutOfBand {
-        /// Who sent it.
+        /// The sender.
         from: Rank,
         /// The message.
         bytes: Vec<u8>,
@@ -53,24 +53,23 @@ pub enum ControlEvent {
     /// A rank said goodbye ([`Control::goodbye`]). Comes once per rank, after its last frame, and
     /// instead of `Lost`.
     Left {
-        /// Who left.
+        /// The rank that left.
         rank: Rank,
     },
-    /// A neighbour has said nothing for the time that [`Control::watch`] was given, though this rank listened:
-    /// its process or its host stands still, or nothing arrives from there. Counts as its end; comes instead of
-    /// `Lost`.
+    /// A neighbour has sent nothing for the timeout given to [`Control::watch`], although this rank polled: its process
+    /// or its host is stopped, or the network is cut. The neighbour counts as lost; this event replaces `Lost`.
     Silent {
-        /// Who.
+        /// The silent rank.
         rank: Rank,
-        /// For how long.
+        /// Time since its last message.
         silence: Duration,
     },
-    /// What came from a neighbour is not what it sent, though the connection works: neither rank is at fault. Nothing
-    /// more is heard from there; what is sent there may still arrive.
+    /// The bytes received from a neighbour differ from those it sent, though the connection works: neither rank is at
+    /// fault. Nothing more is read from the neighbour; frames sent to it may still arrive.
     Altered {
-        /// Who sent it.
+        /// The sender.
         rank: Rank,
-        /// How that was seen.
+        /// The check that failed.
         what: Arc<str>,
     },
     /// The launcher reports a death.
@@ -84,7 +83,7 @@ pub enum ControlEvent {
     },
     /// The connection to the launcher's rendezvous ended.
     LauncherLost {
-        /// What the operating system said.
+        /// The operating system's error.
         cause: String,
     },
 }
@@ -96,9 +95,9 @@ pub(crate) struct Peer {
     reader: FrameReader,
     queue: FrameQueue,
     /// Something came from it since [`Watch::look`] last asked.
-    spoke: bool,
+    has_received: bool,
     ended: bool,
-    /// What it says is not read any more.
+    /// Frames from this peer are not read any more.
     deaf: bool,
 }
 
@@ -110,7 +109,7 @@ impl Peer {
             link,
             reader,
             queue,
-            spoke: false,
+            has_received: false,
             ended: false,
             deaf: false,
         }
@@ -143,7 +142,7 @@ impl Peer {
             if n == 0 {
                 return Ok(None);
             }
-            self.spoke = true;
+            self.has_received = true;
             self.reader.filled(n);
         }
     }
@@ -159,7 +158,7 @@ pub(crate) struct Detector {
 
 impl Detector {
     /// `None` while the peer lives.
-    fn look(&mut self) -> Option<ControlEvent> {
+    fn poll(&mut self) -> Option<ControlEvent> {
         let mut byte = [0];
         let cause = match stream::recv(&self.fd, &mut byte) {
             Ok(Got::Nothing) => return None,
@@ -214,7 +213,7 @@ impl Control {
         poller: Arc<Poller>,
     ) -> Self {
         if let Some((token, _)) = &launcher {
-            // What it has told already may lie in our buffer, of which no socket tells.
+            // Frames received earlier may lie in our buffer, for which no socket becomes readable.
             poller.set(*token, READABLE);
         }
         let mut index = vec![None; size];
@@ -296,7 +295,7 @@ impl Control {
     }
 
     /// Tells the launcher of an elastic job what this process holds of the training state.
-    pub fn tell_held(&mut self, held: u8) {
+    pub fn send_training_state(&mut self, held: u8) {
         if let Some((_, client)) = &mut self.launcher {
             // A launcher that is gone shows when it is heard.
             let _ = client.send(&ToServer::Holds { held });
@@ -304,7 +303,7 @@ impl Control {
     }
 
     /// Tells the launcher which rank this one gives up for its silence.
-    pub fn tell_silent(&mut self, rank: Rank) {
+    pub fn report_silent(&mut self, rank: Rank) {
         if let Some((_, client)) = &mut self.launcher {
             // As above.
             let _ = client.send(&ToServer::Silent { rank: rank.0 });
@@ -320,8 +319,8 @@ impl Control {
             if !self.endings.is_empty() {
                 return Some(self.endings.remove(0));
             }
-            // What ended may have sent frames since they were looked for: look again before telling.
-            if !self.look_for_endings() {
+            // An ended peer may have sent frames since the last poll: poll again before reporting.
+            if !self.poll_endings() {
                 break;
             }
         }
@@ -329,7 +328,7 @@ impl Control {
             return Some(notice);
         }
         self.empty_polls = self.empty_polls.wrapping_add(1);
-        if self.empty_polls.is_multiple_of(LOOK_EVERY) {
+        if self.empty_polls.is_multiple_of(POLL_EVERY) {
             self.poller.pump(Some(Duration::ZERO));
         }
         None
@@ -343,13 +342,13 @@ impl Control {
     }
 
     /// When [`Self::look_after`] has something to do.
-    pub fn look_due(&self) -> Option<Time> {
+    pub fn heartbeat_due(&self) -> Option<Time> {
         self.watch.as_ref().and_then(Watch::due)
     }
 
     /// Sees who of the neighbours is silent, and tells them that this rank lives. To be called when it is due, after
     /// all that has arrived was taken by [`Self::poll`]. `true`: poll again, there may be something.
-    pub fn look_after(&mut self, now: Time) -> bool {
+    pub fn check_neighbours(&mut self, now: Time) -> bool {
         let Some(watch) = self
             .watch
             .as_mut()
@@ -363,27 +362,27 @@ impl Control {
             }
         }
         let peers = &mut self.peers;
-        let look = watch.look(now, |i| std::mem::take(&mut peers[i].spoke));
-        if look.speak {
-            // What waits for a peer is a sign of life, too. An error shows again when the peer is heard.
+        let check = watch.check(now, |i| std::mem::take(&mut peers[i].has_received));
+        if check.send {
+            // Frames queued for a peer are a sign of life, too. A send error shows again when the peer is read.
             let idle = peers.iter_mut().filter(|p| !p.ended && p.queue.is_empty());
             for peer in idle {
                 peer.queue.push_out_of_band([&[], &[]]);
                 let _ = peer.flush();
             }
         }
-        if look.again {
-            // What has arrived while nobody looked at the sockets.
+        if check.again {
+            // Frames that arrived while no thread polled the sockets.
             self.poller.pump(Some(Duration::ZERO));
             return true;
         }
-        for (i, silence_ns) in &look.silent {
+        for (i, silence_ns) in &check.silent {
             self.peers[*i].ended = true;
             let rank = self.peers[*i].rank();
             let silence = Duration::from_nanos(*silence_ns);
             self.end(rank, ControlEvent::Silent { rank, silence });
         }
-        !look.silent.is_empty()
+        !check.silent.is_empty()
     }
 
     /// Whether frames wait to be sent to peers that are still there.
@@ -484,14 +483,14 @@ impl Control {
         }
     }
 
-    fn look_for_endings(&mut self) -> bool {
+    fn poll_endings(&mut self) -> bool {
         let mut found = Vec::new();
         for detector in self.detectors.iter_mut().filter(|d| !d.ended) {
             if !self.poller.is(detector.token, READABLE | HANGUP) {
                 continue;
             }
             self.poller.clear(detector.token, READABLE | HANGUP);
-            if let Some(event) = detector.look() {
+            if let Some(event) = detector.poll() {
                 detector.ended = true;
                 found.push((detector.name.rank, event));
             }

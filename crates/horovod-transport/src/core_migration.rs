@@ -12,7 +12,7 @@ use crate::sync::Ordering;
 use crate::wait_policy::HoldOff;
 
 /// How often a rank that gives way looks where the others are, in steps.
-const LOOK_EVERY: u32 = 32;
+const POLL_EVERY: u32 = 32;
 /// A rank that has moved leaves it at that for so long; twice as long each time it has to go again soon after, up to
 /// the second figure.
 const SETTLED: Duration = Duration::from_millis(2);
@@ -24,10 +24,10 @@ const REFUSED_MAX: Duration = Duration::from_millis(20);
 /// Where the ranks of this host wait.
 pub(crate) struct CoreMigration {
     region: Arc<Region>,
-    /// By rank of the host, where in the region it tells its core, from 1; 0 before it first waited. Who has
-    /// slept is mostly still there.
+    /// By rank of the host, where in the region it publishes its core, from 1; 0 before it first waited. A rank that
+    /// slept is mostly still on that core.
     words: Vec<usize>,
-    told: u32,
+    published: u32,
     steps: u32,
     placement: Placement,
 }
@@ -37,15 +37,15 @@ impl CoreMigration {
         Self {
             region,
             words,
-            told: 0,
+            published: 0,
             steps: 0,
             placement: Placement::new(me, cores, platform::Cores::MAX),
         }
     }
 
-    fn tell(&mut self, core: u32) {
-        if self.told != core {
-            self.told = core;
+    fn publish(&mut self, core: u32) {
+        if self.published != core {
+            self.published = core;
             let word = self.region.u32(self.words[self.placement.me]);
             word.store(core, Ordering::Relaxed);
         }
@@ -56,14 +56,14 @@ impl CoreMigration {
         if core >= platform::Cores::MAX {
             return;
         }
-        self.tell(u32::try_from(core).map_or(0, |core| core + 1));
+        self.publish(u32::try_from(core).map_or(0, |core| core + 1));
         self.steps = self.steps.wrapping_add(1);
-        if !self.steps.is_multiple_of(LOOK_EVERY) {
+        if !self.steps.is_multiple_of(POLL_EVERY) {
             return;
         }
         let words = self.words.iter();
-        let told = words.map(|word| self.region.u32(*word).load(Ordering::Relaxed) as usize);
-        if !self.placement.may_be_one_too_many(told, core) {
+        let published = words.map(|word| self.region.u32(*word).load(Ordering::Relaxed) as usize);
+        if !self.placement.may_be_one_too_many(published, core) {
             return;
         }
         let Some(cores) = platform::Cores::of_this_thread() else {
@@ -105,14 +105,17 @@ impl Placement {
 
     /// Whether there may be too many on `core` and this rank is the last of them. `told`: the core of each rank from
     /// 1, 0 of those that never waited.
-    fn may_be_one_too_many(&mut self, told: impl Iterator<Item = usize>, core: usize) -> bool {
+    fn may_be_one_too_many(&mut self, published: impl Iterator<Item = usize>, core: usize) -> bool {
         self.on.fill(0);
         let (mut waiting, mut last) = (0, self.me);
-        for (rank, told) in told.enumerate() {
-            if let Some(on) = told.checked_sub(1).and_then(|core| self.on.get_mut(core)) {
+        for (rank, published) in published.enumerate() {
+            if let Some(on) = published
+                .checked_sub(1)
+                .and_then(|core| self.on.get_mut(core))
+            {
                 *on += 1;
                 waiting += 1;
-                if told == core + 1 {
+                if published == core + 1 {
                     last = rank;
                 }
             }
@@ -153,26 +156,26 @@ mod tests {
     use super::*;
 
     /// Where rank `me` goes when it and the others are on these cores, from 1; asked anew each time.
-    fn goes(told: &[usize], me: usize, may_use: impl Fn(usize) -> bool) -> Option<usize> {
+    fn goes(published: &[usize], me: usize, may_use: impl Fn(usize) -> bool) -> Option<usize> {
         let cores = (0..8).filter(|core| may_use(*core)).count();
-        look(
+        poll(
             &mut Placement::new(me, cores, 8),
-            told,
+            published,
             Instant::now(),
             may_use,
             true,
         )
     }
 
-    fn look(
+    fn poll(
         placement: &mut Placement,
-        told: &[usize],
+        published: &[usize],
         now: Instant,
         may_use: impl Fn(usize) -> bool,
         alone: bool,
     ) -> Option<usize> {
-        let core = told[placement.me] - 1;
-        if !placement.may_be_one_too_many(told.iter().copied(), core) {
+        let core = published[placement.me] - 1;
+        if !placement.may_be_one_too_many(published.iter().copied(), core) {
             return None;
         }
         placement
@@ -192,7 +195,7 @@ mod tests {
         assert_eq!(goes(&[1, 2, 1], 2, TWO), None);
         assert_eq!(goes(&[1, 1, 1, 2, 2, 3, 4, 4], 2, |core| core < 4), Some(3));
         assert_eq!(goes(&[1, 1, 2, 2, 3, 3], 1, |core| core < 4), Some(4));
-        // Who never waited takes no core.
+        // A rank that never waited takes no core.
         assert_eq!(goes(&[1, 0, 0, 1], 3, TWO), Some(2));
         // Not on a core that is not for this rank.
         assert_eq!(goes(&[1, 1, 1], 2, |core| core == 0 || core == 2), Some(3));
@@ -203,17 +206,17 @@ mod tests {
     fn as_long_as_all_is_even_nothing_keeps_it_from_moving_later() {
         let (mut placement, now) = (Placement::new(3, 2, 8), Instant::now());
         for _ in 0..1000 {
-            assert_eq!(look(&mut placement, &[1, 1, 2, 2], now, TWO, true), None);
-            assert_eq!(look(&mut placement, &[0, 1, 2, 2], now, TWO, true), None);
+            assert_eq!(poll(&mut placement, &[1, 1, 2, 2], now, TWO, true), None);
+            assert_eq!(poll(&mut placement, &[0, 1, 2, 2], now, TWO, true), None);
         }
         let uneven = [2, 1, 2, 2];
-        assert_eq!(look(&mut placement, &uneven, now, TWO, true), Some(1));
+        assert_eq!(poll(&mut placement, &uneven, now, TWO, true), Some(1));
         // Moved back by the kernel, it leaves it at that for a while.
-        assert_eq!(look(&mut placement, &uneven, now, TWO, true), None);
+        assert_eq!(poll(&mut placement, &uneven, now, TWO, true), None);
         let later = now + SETTLED;
-        assert_eq!(look(&mut placement, &uneven, later, TWO, true), Some(1));
+        assert_eq!(poll(&mut placement, &uneven, later, TWO, true), Some(1));
         let again = later + SETTLED;
-        assert_eq!(look(&mut placement, &uneven, again, TWO, true), None);
+        assert_eq!(poll(&mut placement, &uneven, again, TWO, true), None);
     }
 
     #[test]
@@ -231,6 +234,6 @@ mod tests {
         }
         assert!((20..30).contains(&asked), "{asked}");
         now += 2 * REFUSED_MAX;
-        assert_eq!(look(&mut placement, &[1, 1], now, TWO, true), Some(2));
+        assert_eq!(poll(&mut placement, &[1, 1], now, TWO, true), Some(2));
     }
 }

@@ -10,7 +10,7 @@ use crate::{
 pub(crate) struct FrameStream {
     stream: Stream,
     reader: FrameReader,
-    /// What is still to be sent.
+    /// Frames still to be sent.
     queue: FrameQueue,
 }
 
@@ -38,7 +38,7 @@ impl FrameStream {
         self.queue.len()
     }
 
-    /// What to wait for: its socket, and whether that must be writable.
+    /// Socket to wait for, and whether to wait until it is writable.
     pub(crate) fn wait(&self) -> (&Fd, bool) {
         (self.stream.fd(), !self.queue.is_empty())
     }

@@ -13,7 +13,7 @@ const HEADER: usize = 4;
 /// How much is asked of the stream at once.
 const CHUNK: usize = 64 << 10;
 
-/// What came out of a stream.
+/// One item decoded from a stream.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Incoming {
     Frame(Vec<u8>),

@@ -37,7 +37,7 @@ const HELLO: usize = PREFIX + FIELDS + NOISE;
 const REPLY: usize = PREFIX + 1 + NOISE;
 const CONFIRM: usize = 16;
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Purpose {

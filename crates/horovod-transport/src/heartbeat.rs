@@ -1,33 +1,32 @@
-//! The heartbeat: which neighbours have been silent for too long, a state machine that is told the time and what came
-//! in.
+//! The heartbeat: a state machine, without clock or sockets, that finds neighbours that have been silent for too long.
 //!
-//! Every rank says something to each neighbour four times in a time-out, and looks as often who has said anything.
-//! Who was not heard for the whole time-out is given up. A rank that did not look itself, because its process was
-//! stopped or its machine slept or was overloaded, blames nobody for that time.
+//! Every rank sends a sign of life to each neighbour four times per timeout, and checks as often which neighbours sent
+//! one. A neighbour that was silent for the whole timeout counts as lost. A rank that did not check in time, because
+//! its process was stopped or its machine was suspended or overloaded, blames no neighbour for that time.
 
 use horovod_protocol::Time;
 
 /// Looks in a time-out: so many signs of life may be late or lost before one is missed.
-const LOOKS: u64 = 4;
+const CHECKS: u64 = 4;
 
-/// What a rank knows of its neighbours' lives.
+/// State of the heartbeat: when neighbours were last received from.
 #[derive(Debug)]
 pub(crate) struct Watch {
     timeout_ns: u64,
     /// The last look, and the next.
-    looked: Time,
+    checked: Time,
     due: Time,
     /// Somebody seemed silent at the last look: the next follows at once, after another look at the sockets.
     doubts: bool,
     /// When each neighbour was last known to speak; `None` for one that is watched no more.
-    heard: Vec<Option<Time>>,
+    received: Vec<Option<Time>>,
 }
 
-/// What is to be done after a look.
+/// Actions due after a check.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Look {
+pub(crate) struct Check {
     /// Tell every neighbour that this rank lives.
-    pub(crate) speak: bool,
+    pub(crate) send: bool,
     /// Somebody seems silent: see what has arrived, and look again at once.
     pub(crate) again: bool,
     /// These did not speak: their number, and for how many nanoseconds.
@@ -38,63 +37,70 @@ impl Watch {
     /// Of `neighbours`, all of which have just spoken.
     pub(crate) fn new(timeout_ns: u64, neighbours: usize, now: Time) -> Self {
         let mut watch = Self {
-            timeout_ns: timeout_ns.max(LOOKS),
-            looked: now,
+            timeout_ns: timeout_ns.max(CHECKS),
+            checked: now,
             due: now,
             doubts: false,
-            heard: vec![Some(now); neighbours],
+            received: vec![Some(now); neighbours],
         };
         watch.due = watch.next(now);
         watch
     }
 
     fn next(&self, now: Time) -> Time {
-        Time(now.0.saturating_add(self.timeout_ns / LOOKS))
+        Time(now.0.saturating_add(self.timeout_ns / CHECKS))
     }
 
     /// When [`Self::look`] has something to do; `None`: never again.
     pub(crate) fn due(&self) -> Option<Time> {
-        self.heard.iter().any(Option::is_some).then_some(self.due)
+        self.received
+            .iter()
+            .any(Option::is_some)
+            .then_some(self.due)
     }
 
     /// Nothing more is expected of this neighbour.
     pub(crate) fn forget(&mut self, neighbour: usize) {
-        self.heard[neighbour] = None;
+        self.received[neighbour] = None;
     }
 
     /// Takes note of the time and of who `spoke` since the last look.
-    pub(crate) fn look(&mut self, now: Time, mut spoke: impl FnMut(usize) -> bool) -> Look {
-        let mut look = Look::default();
+    pub(crate) fn check(
+        &mut self,
+        now: Time,
+        mut received_from: impl FnMut(usize) -> bool,
+    ) -> Check {
+        let mut check = Check::default();
         if now < self.due {
-            return look;
+            return check;
         }
-        look.speak = !self.doubts;
-        let absent = now.0.saturating_sub(self.looked.0) > self.timeout_ns / 2;
-        self.looked = now;
+        check.send = !self.doubts;
+        let absent = now.0.saturating_sub(self.checked.0) > self.timeout_ns / 2;
+        self.checked = now;
         let mut silent = Vec::new();
-        for (neighbour, heard) in self.heard.iter_mut().enumerate() {
-            let Some(heard) = heard else { continue };
+        for (neighbour, received) in self.received.iter_mut().enumerate() {
+            let Some(received) = received else { continue };
             // Both must be asked: what was said before this look must not count for the next.
-            if spoke(neighbour) | absent {
-                *heard = now;
+            if received_from(neighbour) | absent {
+                *received = now;
             }
-            let silence = now.0.saturating_sub(heard.0);
+            let silence = now.0.saturating_sub(received.0);
             if silence >= self.timeout_ns {
                 silent.push((neighbour, silence));
             }
         }
-        look.again = !silent.is_empty() && !self.doubts;
-        self.doubts = look.again;
-        if look.again {
+        check.again = !silent.is_empty() && !self.doubts;
+        self.doubts = check.again;
+        if check.again {
             self.due = now;
-            return look;
+            return check;
         }
         self.due = self.next(now);
         for (neighbour, _) in &silent {
             self.forget(*neighbour);
         }
-        look.silent = silent;
-        look
+        check.silent = silent;
+        check
     }
 }
 
@@ -110,16 +116,17 @@ mod tests {
         Watch::new(TIMEOUT, neighbours, Time(0))
     }
 
-    /// Looks whenever it is due until `end`; who speaks is said by time. Who was given up when.
+    /// Checks whenever a check is due until `end`; the neighbours that send are given by time. Returns each lost
+    /// neighbour with its time.
     fn run(
         watch: &mut Watch,
         end: u64,
-        spoke: impl Fn(u64, usize) -> bool,
+        received_from: impl Fn(u64, usize) -> bool,
     ) -> Vec<(u64, usize, u64)> {
         let mut given_up = Vec::new();
         while let Some(Time(now)) = watch.due().filter(|due| due.0 <= end) {
-            let look = watch.look(Time(now), |neighbour| spoke(now, neighbour));
-            given_up.extend(look.silent.iter().map(|(who, ns)| (now, *who, *ns)));
+            let check = watch.check(Time(now), |neighbour| received_from(now, neighbour));
+            given_up.extend(check.silent.iter().map(|(who, ns)| (now, *who, *ns)));
         }
         given_up
     }
@@ -142,27 +149,30 @@ mod tests {
         let mut spoken = 0;
         while let Some(now) = watch.due().filter(|due| due.0 <= 10 * TIMEOUT) {
             assert_eq!(
-                watch.look(Time(now.0 - 1), |_| panic!("too early")),
-                Look::default()
+                watch.check(Time(now.0 - 1), |_| panic!("too early")),
+                Check::default()
             );
-            spoken += u64::from(watch.look(now, |_| true).speak);
+            spoken += u64::from(watch.check(now, |_| true).send);
         }
-        assert_eq!(spoken, 10 * LOOKS);
+        assert_eq!(spoken, 10 * CHECKS);
     }
 
     #[test]
     fn before_somebody_is_given_up_what_has_arrived_is_looked_at_once_more() {
         let mut watch = watch(2);
         for now in [100, 200, 300] {
-            watch.look(Time(now), |neighbour| neighbour == 0);
+            watch.check(Time(now), |neighbour| neighbour == 0);
         }
-        let look = watch.look(Time(400), |neighbour| neighbour == 0);
-        assert_eq!((look.speak, look.again, look.silent), (true, true, vec![]));
+        let check = watch.check(Time(400), |neighbour| neighbour == 0);
+        assert_eq!(
+            (check.send, check.again, check.silent),
+            (true, true, vec![])
+        );
         // It had spoken after all.
         assert_eq!(watch.due(), Some(Time(400)));
         assert_eq!(
-            watch.look(Time(401), |neighbour| neighbour == 1),
-            Look::default()
+            watch.check(Time(401), |neighbour| neighbour == 1),
+            Check::default()
         );
         assert_eq!(watch.due(), Some(Time(501)));
     }
@@ -170,8 +180,11 @@ mod tests {
     #[test]
     fn who_was_away_itself_blames_nobody_for_that_time() {
         let mut watch = watch(1);
-        let look = watch.look(Time(5000), |_| false);
-        assert_eq!((look.speak, look.again, look.silent), (true, false, vec![]));
+        let check = watch.check(Time(5000), |_| false);
+        assert_eq!(
+            (check.send, check.again, check.silent),
+            (true, false, vec![])
+        );
         assert_eq!(run(&mut watch, 100_000, |_, _| false), [(5400, 0, 400)]);
     }
 
@@ -197,13 +210,13 @@ mod tests {
             let mut given_up = None;
             for gap in gaps {
                 now += gap;
-                let spoke = signs.range(before + 1..=now).next_back();
+                let received_from = signs.range(before + 1..=now).next_back();
                 let due = watch.due().is_some_and(|due| due.0 <= now);
-                let look = watch.look(Time(now), |_| spoke.is_some());
+                let check = watch.check(Time(now), |_| received_from.is_some());
                 if due {
                     before = now;
                 }
-                if let Some((_, silence)) = look.silent.first() {
+                if let Some((_, silence)) = check.silent.first() {
                     let last = signs.range(..=now).next_back().copied().unwrap_or(0);
                     prop_assert!(now - last >= TIMEOUT && *silence >= TIMEOUT);
                     given_up = Some(now);

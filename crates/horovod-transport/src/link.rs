@@ -27,24 +27,24 @@ pub enum LinkError {
         rank: Rank,
         /// Where it ran.
         host: Arc<str>,
-        /// What the operating system said.
+        /// The operating system's error.
         cause: Arc<str>,
     },
     /// The peer sent what no correct peer sends.
     #[error("{rank} on {host} broke the protocol: {what}")]
     Corrupt {
-        /// Who.
+        /// The peer.
         rank: Rank,
         /// Where it runs.
         host: Arc<str>,
-        /// What was wrong.
+        /// The violation.
         what: &'static str,
     },
-    /// What arrived is not what the peer sent, though the connection works: a network card, cable or switch between
-    /// them is at fault, and neither rank.
+    /// The received bytes differ from those the peer sent, though the connection works: a network card, cable or switch
+    /// between the ranks is at fault, and neither rank.
     #[error("what came from {rank} on {host} was changed on the way: {what}")]
     Altered {
-        /// Whose bytes they were.
+        /// The sender.
         rank: Rank,
         /// Where it runs.
         host: Arc<str>,
@@ -56,7 +56,7 @@ pub enum LinkError {
         "{rank} on {host} does not read: {queued} bytes are queued for it, at most {limit} may"
     )]
     Stuffed {
-        /// Who.
+        /// The peer.
         rank: Rank,
         /// Where it runs.
         host: Arc<str>,

@@ -25,9 +25,9 @@ use crate::{Control, Data, Topology, Waiter, rendezvous::RankAssignment};
 /// separately; all belong to one thread at a time.
 #[derive(Debug)]
 pub struct Mesh {
-    /// Who takes part, and where.
+    /// Ranks of the generation and their hosts.
     pub topology: Topology,
-    /// Who exchanges control messages with whom.
+    /// Control tree: which ranks exchange control messages.
     pub tree: Tree,
     /// Small messages to and from the parent and the children in the tree.
     pub control: Control,
@@ -35,7 +35,7 @@ pub struct Mesh {
     pub data: Data,
     /// Waiting for any of it.
     pub waiter: Waiter,
-    /// What rank 0 said in [`MeshConfig::settings`].
+    /// Rank 0's [`MeshConfig::settings`].
     pub settings: Vec<u8>,
     /// How long a neighbour may be silent before it is to be given up ([`Control::watch`]), the same on all ranks;
     /// `None`: for ever.

@@ -69,7 +69,7 @@ type Inbox = VecDeque<(u32, Vec<u8>)>;
 #[derive(Debug)]
 pub struct Server {
     running: RunningServer<Inbox>,
-    /// What ranks fetch from now on.
+    /// Payload for fetches from now on.
     payload: Arc<Mutex<Arc<[u8]>>>,
 }
 
@@ -132,7 +132,7 @@ fn current(payload: &Mutex<Arc<[u8]>>) -> Arc<[u8]> {
     Arc::clone(&payload.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// What one connection is about.
+/// Request of one connection.
 #[derive(Default)]
 enum Errand {
     #[default]
@@ -152,21 +152,21 @@ impl Admitted<Errand> {
     /// Goes on as far as the socket allows; false when all is done.
     fn serve(&mut self, payload: &Arc<[u8]>, state: &ServerState<Inbox>) -> Result<bool, String> {
         while let Some(frame) = self.wire.next()? {
-            self.hear(&frame, payload, state)?;
+            self.handle(&frame, payload, state)?;
         }
         if let Errand::Fetching { payload, sent } = &mut self.known {
             send_pieces(&mut self.wire, payload, sent)?;
         }
         self.wire.flush()?;
-        let all_said = match &self.known {
+        let is_complete = match &self.known {
             Errand::Fetching { payload, sent } => *sent == payload.len(),
             Errand::Done => true,
             _ => false,
         };
-        Ok(!(all_said && self.wire.unsent() == 0))
+        Ok(!(is_complete && self.wire.unsent() == 0))
     }
 
-    fn hear(
+    fn handle(
         &mut self,
         frame: &[u8],
         payload: &Arc<[u8]>,
@@ -252,7 +252,7 @@ pub struct PayloadClient {
 }
 
 impl PayloadClient {
-    /// What the server has for every rank. `go_on` is asked several times a second.
+    /// Fetches the server's payload. `go_on` is called several times a second.
     pub fn fetch(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Vec<u8>, PayloadError> {
         self.fetch_over(self.connect(go_on)?, go_on)
     }

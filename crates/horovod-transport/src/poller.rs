@@ -24,7 +24,7 @@ pub(crate) struct Source {
     pub(crate) is_notifier: bool,
 }
 
-/// What is known to be ready, kept up to date by [`Self::pump`].
+/// Readiness of the sources, updated by [`Self::pump`].
 ///
 /// A link clears its bit *before* the system call that may find nothing: an event that comes in
 /// between sets it again, so none is lost.
@@ -69,8 +69,8 @@ impl Poller {
             });
     }
 
-    /// Whether any pump noted anything since the last call. Who wants to sleep must ask, because a
-    /// pump elsewhere may have taken the event that would have woken it.
+    /// Whether any pump noted anything since the last call. A thread must call this before it sleeps, because another
+    /// thread's pump may have taken the event that would have woken it.
     pub(crate) fn take_news(&self) -> bool {
         self.news.swap(false, Ordering::Relaxed)
     }

@@ -27,7 +27,7 @@ use crate::{
     wait::wait_for_any,
 };
 
-/// What a connection is for; its first byte.
+/// Purpose of a connection, its first byte.
 const ECHO: u8 = 0;
 const SWALLOW: u8 = 1;
 const POUR: u8 = 2;
@@ -138,7 +138,7 @@ impl From<StreamError> for Obstacle {
     }
 }
 
-/// Who asks: both ends of a connection are numbers of hosts.
+/// The examining host: both ends of a connection are numbers of hosts.
 #[derive(Clone, Debug)]
 pub struct Prober {
     /// The key of this examination.

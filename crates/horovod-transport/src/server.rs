@@ -1,5 +1,5 @@
-//! A server in one thread: it listens, admits who holds the job's key, and serves each as far as its socket allows, until
-//! its owner drops it. What it has for its owner, and the owner for it, lies in an inbox.
+//! A server in one thread. It listens, admits clients that hold the job's key, and serves each as far as its socket
+//! allows, until its owner drops it. Messages between the server and its owner lie in an inbox.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,7 @@ use crate::{
     wait::wait_for_any,
 };
 
-/// What a server's owner and its thread share.
+/// State common to a server's owner and the server's thread.
 pub(crate) struct ServerState<I> {
     inbox: Mutex<I>,
     news: Condvar,
@@ -56,7 +56,7 @@ impl<I> ServerState<I> {
         self.news.notify_all();
     }
 
-    /// What `take` finds in the inbox, within `timeout`.
+    /// Returns the result of `take` on the inbox, or `None` after `timeout`.
     pub(crate) fn wait<T>(
         &self,
         timeout: Duration,
@@ -96,17 +96,17 @@ pub(crate) struct Connections<C> {
     next_client: u64,
     admission: Admission,
     gate: Gate,
-    hears: Arc<Fd>,
+    notified_fd: Arc<Fd>,
 }
 
 impl<C: Default> Connections<C> {
     /// Waits until something can go on, or until `deadline`.
     pub(crate) fn wait(&self, deadline: Option<Instant>) {
         let clients = self.clients.values().map(|c| c.wire.wait());
-        let sockets = once((&*self.hears, false)).chain(self.gate.waits());
+        let sockets = once((&*self.notified_fd, false)).chain(self.gate.waits());
         let deadline = self.gate.deadline().into_iter().chain(deadline).min();
         wait_for_any(sockets.chain(clients), deadline);
-        platform::silence(&self.hears);
+        platform::silence(&self.notified_fd);
     }
 
     /// Takes in who has proven by now that it may come.
@@ -166,14 +166,14 @@ impl<I: Send + 'static> RunningServer<I> {
         for (fd, _) in bound {
             gate.add(fd);
         }
-        let (hears, notifier) = platform::notifier()?;
+        let (notified_fd, notifier) = platform::notifier()?;
         let state = Arc::new(ServerState::new(inbox, notifier));
         let connections = Connections {
             clients: BTreeMap::new(),
             next_client: 0,
             admission,
             gate,
-            hears,
+            notified_fd,
         };
         let mut step = make(connections, state.clone());
         let shared = state.clone();

@@ -5,7 +5,7 @@
 )]
 
 pub mod parsers;
-pub use crate::rendezvous::harness::{Done, Heard, Saying, SimulatedRendezvous};
+pub use crate::rendezvous::harness::{Done, ServerMessage, SimulatedRendezvous, WorkerMessage};
 
 use std::{
     io::{Read, Write},
@@ -188,9 +188,9 @@ impl Cluster {
                 .map(|(_, senders)| senders.clone())
                 .collect();
             let members: Arc<[Rank]> = ranks.clone().into();
-            for (local, (rank, (hears, _))) in ranks.iter().zip(notifiers).enumerate() {
+            for (local, (rank, (notified_fd, _))) in ranks.iter().zip(notifiers).enumerate() {
                 let arena = Arena::new(region.clone(), layout, members.clone(), local, &senders);
-                parts[rank.index()].shared = Some(SharedMemory { arena, hears });
+                parts[rank.index()].shared = Some(SharedMemory { arena, notified_fd });
             }
             for (local, &rank) in ranks.iter().enumerate() {
                 let tree = &parts[0].tree;
@@ -284,7 +284,7 @@ fn tcp_pair() -> (TcpStream, TcpStream) {
     let address = listener.local_addr().expect("its address");
     let one = TcpStream::connect(address).expect("a connection");
     let own = one.local_addr().expect("its address");
-    // Whoever still looks for the port's last owner may come first.
+    // A client that still looks for the previous owner of the port may connect first.
     loop {
         let (other, from) = listener.accept().expect("a connection");
         if from == own {
@@ -314,7 +314,7 @@ fn pass_on(mut from: TcpStream, mut to: TcpStream, bit: Option<u64>) {
             break;
         }
     }
-    // Whoever is at either end learns of the end of the other.
+    // Either end learns when the other closes.
     let _ = to.shutdown(Shutdown::Write);
     let _ = from.shutdown(Shutdown::Read);
 }

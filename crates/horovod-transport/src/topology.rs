@@ -8,7 +8,7 @@ use horovod_protocol::{Generation, Rank};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostId(pub u32);
 
-/// What is known of one rank.
+/// Identity and location of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PeerInfo {
@@ -40,7 +40,7 @@ pub struct Topology {
     pub peers: Vec<PeerInfo>,
 }
 
-/// What a rank says of itself before hosts are numbered.
+/// A rank's self-description before hosts are numbered.
 pub(crate) struct Member {
     /// Equal on two ranks exactly if they share a host.
     pub(crate) identity: String,
@@ -89,7 +89,7 @@ impl Topology {
         }
     }
 
-    /// What is known of a rank. Panics unless the rank is below the size.
+    /// The [`PeerInfo`] of a rank. Panics unless the rank is below the size.
     pub fn peer(&self, rank: Rank) -> &PeerInfo {
         &self.peers[rank.index()]
     }

@@ -112,9 +112,9 @@ impl Unreached {
     /// From the bytes of [`Self::encode`].
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let r = &mut Reader::new(bytes);
-        let told = Self::get(r)?;
+        let report = Self::get(r)?;
         r.clone().finish()?;
-        Ok(told)
+        Ok(report)
     }
 
     pub(crate) fn put(&self, w: &mut Writer<'_>) {
@@ -191,7 +191,7 @@ fn text(r: &mut Reader<'_>) -> Result<String, DecodeError> {
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) fn told(rank: u32, goal: Goal, tried: &[(&str, Obstacle)]) -> Unreached {
+    pub(crate) fn report(rank: u32, goal: Goal, tried: &[(&str, Obstacle)]) -> Unreached {
         let tried = tried.iter().map(|(at, why)| Tried {
             at: at.parse().unwrap(),
             why: why.clone(),
@@ -212,7 +212,7 @@ pub(crate) mod tests {
             host: "host-a".into(),
         };
         for goal in [Goal::Launcher, Goal::RankZero, peer] {
-            let told = told(
+            let report = report(
                 3,
                 goal,
                 &[
@@ -224,8 +224,8 @@ pub(crate) mod tests {
                     ("10.0.0.1:84", Obstacle::Other("z".into())),
                 ],
             );
-            let bytes = told.encode();
-            assert_eq!(Unreached::decode(&bytes), Ok(told));
+            let bytes = report.encode();
+            assert_eq!(Unreached::decode(&bytes), Ok(report));
             for end in 0..bytes.len() {
                 assert!(Unreached::decode(&bytes[..end]).is_err());
             }
@@ -236,8 +236,8 @@ pub(crate) mod tests {
     fn an_address_of_this_host_is_marked() {
         let at = "203.0.113.5:1".parse().unwrap();
         let goals = vec![(Goal::Launcher, vec![(at, Obstacle::Refused)])];
-        let told = Unreached::new(Rank(1), "h", &["lo".into()], goals);
-        assert!(!told.goals[0].1[0].is_own);
+        let report = Unreached::new(Rank(1), "h", &["lo".into()], goals);
+        assert!(!report.goals[0].1[0].is_own);
         let interfaces = net::interfaces().unwrap();
         let mut own = interfaces.iter().filter(|i| !i.address.is_loopback());
         // A machine without a network has none to mark.

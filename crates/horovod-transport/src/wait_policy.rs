@@ -13,26 +13,25 @@ const SPINNING: Duration = Duration::from_micros(100);
 /// other by more than [`SPINNING`] whatever they do.
 const SPINNING_IN_VAIN_MAX: u32 = 4;
 /// Looks at the clock are this far apart.
-const SPINS_PER_LOOK: u32 = 16;
+const SPINS_PER_POLL: u32 = 16;
 /// The same as [`SPINS`] where each round is a system call, because the answer may come over a socket.
 const SOCKET_SPINS: u32 = 20;
 /// Few: under load each may cost a whole time slice.
 const YIELDS: u32 = 2;
 
-/// How long a rank gives way where ranks outnumber cores. What it waits for is mostly a peer that waits for
-/// the core: giving way hands it over in 2 us, while a sleep takes an event, a wake-up and often a
-/// wrong thread first.
+/// How long a rank yields where ranks outnumber cores. The awaited peer mostly waits for the core: a yield hands the
+/// core over in 2 us, while a sleep takes an event, a wake-up and often a wrong thread first.
 const YIELDING: Duration = Duration::from_millis(1);
-/// Who has the core for longer than this between two looks is no peer that soon waits in turn.
+/// A thread that keeps the core for longer than this between two polls is computing, not waiting.
 const SLICE: Duration = Duration::from_micros(500);
-/// One loss in such a time is bad luck: a peer had something to do before its call, say.
+/// One loss in such a time is forgiven: the peer may have had work to do before its call.
 const FORGIVEN_AFTER: Duration = Duration::from_millis(10);
 /// Rather than lose slices to somebody who computes, or spin in vain, a rank goes to sleep at once for this long; twice as long each
 /// time it loses some again soon after, up to the second figure.
 const HOLDING_BACK: Duration = Duration::from_millis(20);
 const HOLDING_BACK_MAX: Duration = Duration::from_millis(1280);
 
-/// What a rank does in one step of a wait.
+/// Action of a rank in one step of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Spin,
@@ -40,12 +39,12 @@ pub(crate) enum Step {
     Sleep,
 }
 
-/// What a rank does in the steps of a wait, which count from 0 since its last progress.
+/// Policy for the steps of a wait, which count from 0 since the rank's last progress.
 #[derive(Debug)]
 pub(crate) struct WaitPolicy {
     spins: u32,
     yields: u32,
-    /// Where each rank has a core, and hears without a system call.
+    /// Where each rank has a core, and is notified without a system call.
     spinning: Option<Spinning>,
     /// Where ranks outnumber cores.
     oversubscription: Option<Oversubscription>,
@@ -74,9 +73,9 @@ struct Oversubscription {
     /// When the wait began, and its next step.
     began: Option<Instant>,
     next: u32,
-    /// When it last looked at the clock: at the beginning, and whenever it had the core back. What it does between
-    /// two steps is little.
-    looked: Option<Instant>,
+    /// When the rank last read the clock: at the beginning, and whenever it had the core back. The work between two
+    /// steps is short.
+    read_clock_at: Option<Instant>,
     /// When it last had lost a time slice.
     lost: Option<Instant>,
     holding_back: HoldOff,
@@ -141,7 +140,7 @@ impl WaitPolicy {
                 has_time: true,
                 began: None,
                 next: 0,
-                looked: None,
+                read_clock_at: None,
                 lost: None,
                 holding_back: HoldOff::new(HOLDING_BACK, HOLDING_BACK_MAX),
             }),
@@ -175,7 +174,7 @@ impl WaitPolicy {
             .is_some_and(|oversubscription| oversubscription.has_time)
     }
 
-    /// What to do in step `n`. A clock is read only where it decides.
+    /// The action for step `n`. The clock is read only where it decides.
     pub(crate) fn step(&mut self, n: u32, now: impl Fn() -> Instant) -> Step {
         if n < self.spins {
             return Step::Spin;
@@ -226,7 +225,7 @@ impl Spinning {
             }
         };
         self.next = n.saturating_add(1);
-        if self.ended.is_none() && n.is_multiple_of(SPINS_PER_LOOK) {
+        if self.ended.is_none() && n.is_multiple_of(SPINS_PER_POLL) {
             let now = now();
             if now.duration_since(began) >= SPINNING {
                 self.ended = Some(n);
@@ -250,19 +249,19 @@ impl Oversubscription {
     /// Whether step `n` may still give way for the sake of others; a wait begins with a step that is no later than the
     /// one before.
     fn lasts(&mut self, n: u32, now: impl Fn() -> Instant) -> bool {
-        let (began, looked) = match (self.began, self.looked) {
-            (Some(began), Some(looked)) if n >= self.next => (began, looked),
+        let (began, read_clock_at) = match (self.began, self.read_clock_at) {
+            (Some(began), Some(read_clock_at)) if n >= self.next => (began, read_clock_at),
             _ => {
                 let now = now();
-                (*self.began.insert(now), *self.looked.insert(now))
+                (*self.began.insert(now), *self.read_clock_at.insert(now))
             }
         };
         self.next = n.saturating_add(1);
-        self.tries(looked) && looked.duration_since(began) < YIELDING
+        self.tries(read_clock_at) && read_clock_at.duration_since(began) < YIELDING
     }
 
     fn is_back(&mut self, after: Instant) {
-        let Some(before) = self.looked.replace(after) else {
+        let Some(before) = self.read_clock_at.replace(after) else {
             return;
         };
         if after.duration_since(before) <= SLICE || !self.tries(before) {
@@ -310,7 +309,7 @@ mod tests {
     #[test]
     fn a_thread_with_time_and_a_core_spins_for_a_time_in_each_wait() {
         let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(false, false));
-        let spins = (SPINS + 50).next_multiple_of(SPINS_PER_LOOK);
+        let spins = (SPINS + 50).next_multiple_of(SPINS_PER_POLL);
         for _ in 0..3 {
             assert_eq!(steps(&mut wait_policy, &clock, SHORT), spins + YIELDS);
             let mut step = |n| wait_policy.step(n, || clock.get());
@@ -325,7 +324,7 @@ mod tests {
     #[test]
     fn who_spins_in_vain_again_and_again_sleeps_at_once_for_a_while() {
         let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(false, false));
-        let spins = (SPINS + 50).next_multiple_of(SPINS_PER_LOOK);
+        let spins = (SPINS + 50).next_multiple_of(SPINS_PER_POLL);
         for _ in 0..SPINNING_IN_VAIN_MAX {
             assert_eq!(steps(&mut wait_policy, &clock, SHORT), spins + YIELDS);
         }
@@ -337,7 +336,7 @@ mod tests {
     #[test]
     fn an_answer_in_between_shows_that_spinning_is_worth_it() {
         let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(false, false));
-        let spins = (SPINS + 50).next_multiple_of(SPINS_PER_LOOK);
+        let spins = (SPINS + 50).next_multiple_of(SPINS_PER_POLL);
         for round in 0..10 * SPINNING_IN_VAIN_MAX {
             if round % SPINNING_IN_VAIN_MAX == SPINNING_IN_VAIN_MAX - 1 {
                 // The answer comes in the step after this one.
@@ -419,9 +418,9 @@ mod tests {
         let mut alone = WaitPolicy::new(false, false);
         alone.set_has_time(false);
         assert_eq!(steps(&mut alone, &clock, SHORT), SPINS + YIELDS);
-        let mut told = WaitPolicy::of_rounds(3, 4);
-        assert_eq!(steps(&mut told, &clock, SHORT), 7);
-        let mut step = |n| told.step(n, || clock.get());
+        let mut policy = WaitPolicy::of_rounds(3, 4);
+        assert_eq!(steps(&mut policy, &clock, SHORT), 7);
+        let mut step = |n| policy.step(n, || clock.get());
         assert!(step(2) == Step::Spin && step(3) == Step::Yield);
     }
 }

@@ -186,7 +186,7 @@ impl Waiter {
     /// this, and again if [`Self::has_news`] then.
     pub fn arm(&mut self) {
         if !self.notifier.region.is_foreign() {
-            // What was noted until now the caller sees when it checks once more.
+            // Events noted until now are found by the caller's next check.
             self.poller.take_news();
             notifier::arm(self.notifier.sleeping());
             self.armed = true;

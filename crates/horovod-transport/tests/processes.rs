@@ -122,12 +122,18 @@ fn a_killed_process_is_reported_by_those_who_talk_to_it() {
         }
         // SIGKILL: nothing of the process gets to run.
         ranks[2].child.kill().unwrap();
-        let told = ranks[0].line("lost");
-        assert!(told.starts_with("lost 2 ") && told.len() > 8, "{told}");
+        let reported = ranks[0].line("lost");
+        assert!(
+            reported.starts_with("lost 2 ") && reported.len() > 8,
+            "{reported}"
+        );
         // Rank 0 is the only one that rank 1 exchanges control frames with.
         ranks[0].child.kill().unwrap();
-        let told = ranks[1].line("lost");
-        assert!(told.starts_with("lost 0 ") && told.len() > 8, "{told}");
+        let reported = ranks[1].line("lost");
+        assert!(
+            reported.starts_with("lost 0 ") && reported.len() > 8,
+            "{reported}"
+        );
         ranks[1].input.write_all(b"go\n").unwrap();
         assert!(ranks[1].child.wait().unwrap().success());
     }

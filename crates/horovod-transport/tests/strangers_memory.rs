@@ -1,4 +1,4 @@
-//! What strangers claim decides no allocation: a test of its own, because it watches the allocator.
+//! Claims by strangers decide no allocation: a test of its own, because it watches the allocator.
 #![allow(
     clippy::unwrap_used,
     reason = "a test wants to fail at once, with the place"

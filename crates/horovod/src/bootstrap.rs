@@ -18,9 +18,9 @@ use horovod_transport::{Finder, JobKey, Place, loopback, resolve_interfaces};
 use crate::config::{Config, Started};
 use crate::error::Error;
 
-/// What [`Settings::unauthenticated`] must say, word for word.
+/// Exact value that [`Settings::unauthenticated`] must have.
 const OPT_OUT: &str = "anybody-who-reaches-my-ports-may-join";
-/// What a scheduler's 128-bit secret is completed with.
+/// Constant that extends a scheduler's 128-bit secret to a key.
 const SECRET_LABEL: &str = "686f726f766f642d72733a6a6f622d31";
 
 /// The settings about all this.
@@ -56,7 +56,7 @@ struct RendezvousPlan {
     size: u32,
 }
 
-/// What is kept between two inits of one process.
+/// State kept between two inits of one process.
 #[derive(Debug)]
 pub(crate) struct Standing {
     locator: Locator,
@@ -269,7 +269,7 @@ fn plan(config: &Config) -> Result<RendezvousPlan, Error> {
     if let Some(directory) = &settings.directory {
         let path = directory.join(
             file_name(started, config.size)
-                .unwrap_or_else(|| format!("horovod-meeting-{}", config.size)),
+                .unwrap_or_else(|| format!("horovod-rendezvous-{}", config.size)),
         );
         let locator = Locator::File {
             path,
@@ -296,7 +296,7 @@ fn plan(config: &Config) -> Result<RendezvousPlan, Error> {
     Err(Error::Init(cannot_meet(config)))
 }
 
-/// What a person must do, in full.
+/// Error text with the settings that the user must make.
 fn cannot_meet(config: &Config) -> String {
     let by = config.started.as_ref().map_or("no launcher", |s| s.by);
     let knows_rank0 = config.started.as_ref().is_some_and(|s| s.rank0.is_some());

@@ -59,7 +59,7 @@ pub struct Buffer {
 enum Backing {
     Empty,
     Pooled(Option<Block>, Weak<BufferPool>),
-    /// Whoever allocated it gives it back. On a GPU it is not to be written before the event.
+    /// The allocator frees the memory. On a GPU the memory is not to be written before the event.
     Lent(NonNull<u8>, Option<Arc<Ready>>),
     OnGpu(DeviceMemory),
 }

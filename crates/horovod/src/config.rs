@@ -1,4 +1,4 @@
-//! What the `HOROVOD_*` settings say to the runtime. They are declared, with defaults and limits, in `horovod-settings`.
+//! Runtime configuration from the `HOROVOD_*` settings. `horovod-settings` declares them, with defaults and limits.
 
 mod algorithms;
 mod consistency;
@@ -41,7 +41,7 @@ pub fn jax_ordered_calls(env: &dyn Environment) -> Result<bool, Error> {
 #[deprecated(since = "0.29.0", note = "use `BootstrapSettings`")]
 pub type MeetingSettings = BootstrapSettings;
 
-/// What tells libraries of linear algebra how many threads to use.
+/// Variables with the number of threads of libraries of linear algebra.
 const THREADS: &[&str] = &["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"];
 
 fn heartbeat(env: &dyn Environment) -> Result<Option<Duration>, Error> {

@@ -2,8 +2,7 @@
 
 use horovod_protocol::{OpError, OpErrorKind, PeerLost, Rank, Refusal, StopReason};
 
-/// What an operation or init can end with, as data; what users read is its `Display`. The bindings map it to Python
-/// exceptions.
+/// Error of an operation or of init, as data; users read its `Display`. The bindings map it to Python exceptions.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

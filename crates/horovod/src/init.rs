@@ -16,7 +16,7 @@ use crate::engine::{Engine, in_callback};
 use crate::error::Error;
 use crate::threads;
 
-/// What a process has of the training state of an elastic job.
+/// Training state of a process of an elastic job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HeldState {
     /// It has just been started.
@@ -305,7 +305,7 @@ pub fn try_engine() -> Option<Arc<Engine>> {
         .and_then(|slot| slot.clone())
 }
 
-/// What carries the bytes on this machine: name and mechanism.
+/// Transports of this machine: name and mechanism.
 pub fn transports() -> Vec<(&'static str, &'static str)> {
     vec![
         ("shm", horovod_transport::MECHANISMS.shared_memory),

@@ -59,7 +59,7 @@ pub struct Tensor {
     pub(crate) owner: Option<Arc<dyn Send + Sync>>,
 }
 
-/// What one submission works on. Nearly always one tensor, which needs no list then.
+/// Tensors of one submission. Nearly always one tensor, which needs no list then.
 pub enum Tensors {
     /// One.
     One(Tensor),
@@ -154,7 +154,7 @@ impl Tensor {
     /// In the memory of a device of this kind.
     ///
     /// # Safety
-    /// What [`Self::new`] says of its addresses holds on that device.
+    /// The requirements of [`Self::new`] for the addresses hold on that device.
     #[must_use]
     pub unsafe fn on(mut self, device: Device) -> Self {
         self.device = device;
@@ -164,8 +164,8 @@ impl Tensor {
     /// In the memory of a GPU, with the event of its submission, which all tensors of a call share.
     ///
     /// # Safety
-    /// What [`Self::new`] says of its addresses holds on that GPU, where the input counts as written once the event has
-    /// passed, and the output as free to be written.
+    /// The requirements of [`Self::new`] for the addresses hold on that GPU. The input counts as written once the event
+    /// has passed, and the output as free to be written.
     #[must_use]
     pub unsafe fn on_gpu(mut self, ready: Arc<Ready>) -> Self {
         self.device = Device::Gpu;

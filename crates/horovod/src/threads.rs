@@ -22,7 +22,7 @@ pub(crate) fn advise(local_rank: u32, local_size: u32) {
     }
 }
 
-/// What to say of a host's ranks that each take a thread for every core of their mask.
+/// Advice for a host's ranks that each take a thread for every core of their mask.
 ///
 /// Ranks that a launcher has bound to cores of their own see few cores each, and nothing is wrong; that cannot be told
 /// from ranks that share a few, so those are compared with the whole machine.

@@ -1,8 +1,8 @@
 //! Steps that repeat allocate nothing: from the submission of a known tensor, through negotiation and execution, to
 //! the end of the wait. On all threads of both ranks, whose engines talk over real shared memory.
 //!
-//! What the negotiation first has to learn allocates, and lists grow to the most that ever waits at a time, which
-//! depends on who is faster: so the test looks for many steps in a row without any allocation. Not covered: operations
+//! New names in the negotiation allocate, and lists grow to the most entries that ever wait at a time, which depends on
+//! the speed of the ranks. So the test searches for many steps in a row without any allocation. Not covered: operations
 //! whose output the engine allocates (allgather, alltoall, reducescatter), barriers, and tensors without a name, which
 //! are new to the negotiation each time.
 //!
@@ -125,7 +125,7 @@ impl Model {
     }
 }
 
-/// What all threads together allocated in each step; one rank looks while the other stands still.
+/// Allocations of all threads together in each step; one rank reads the count while the other does nothing.
 struct Tally {
     together: Barrier,
     before: AtomicUsize,

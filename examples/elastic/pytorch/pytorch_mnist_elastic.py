@@ -82,7 +82,7 @@ def load_data(args):
 
 
 def train_epoch(state, loader, args, device):
-    """What is left of one pass over the data: all of it, or what had not been committed before an interruption."""
+    """The rest of one pass over the data: all of it, or the batches not committed before an interruption."""
     state.model.train()
     for index, (data, target) in enumerate(loader):
         data, target = data.to(device), target.to(device)
@@ -122,7 +122,7 @@ def test(state, test_data, args, device):
 
 
 def main(args):
-    """What every process does, from whenever it is started."""
+    """The program of every process, also of one that joins later."""
     hvd.init()
     torch.manual_seed(args.seed)
     wanted = "cpu" if args.no_cuda else args.device

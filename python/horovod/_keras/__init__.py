@@ -1,4 +1,4 @@
-"""What `horovod.keras` and `horovod.tensorflow.keras` share: for Keras 3 on all its backends, and for Keras 2."""
+"""Common to `horovod.keras` and `horovod.tensorflow.keras`: for Keras 3 on all its backends, and for Keras 2."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NO_GLOBALS = (
 
 
 def nccl_built(keras: Any) -> int:
-    """What the adapter of the backend says: see there."""
+    """The result of the function in the backend's adapter: see there."""
     if is_keras3(keras) and keras3_backend() == "torch":
         return api.nccl_built()
     return host_memory.nccl_built()

@@ -21,7 +21,7 @@ from horovod.tensorflow.gradient_aggregation_eager import (
 
 
 class DistributedKeras2(SumsGradients):
-    """What is mixed into the class of a wrapped optimizer of Keras 2.
+    """Mixin for the class of a wrapped optimizer of Keras 2.
 
     Gradients that a script computes by itself, and hands to `apply_gradients`, are not reduced: it has
     `DistributedGradientTape` for that.

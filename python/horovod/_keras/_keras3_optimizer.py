@@ -16,7 +16,7 @@ Update = Callable[[list[Any]], None]
 
 
 class GradientBackend(Protocol):
-    """What reduces gradients with the framework on which Keras runs; one for each optimizer."""
+    """Reduces gradients with the framework on which Keras runs; one for each optimizer."""
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients that all ranks have together; None stays None."""
@@ -67,7 +67,7 @@ def gradient_backend(reduction: Reduction) -> GradientBackend:
 
 
 class DistributedKeras3(SumsGradients):
-    """What is mixed into the class of a wrapped optimizer of Keras 3."""
+    """Mixin for the class of a wrapped optimizer of Keras 3."""
 
     _hvd: Reduction
     _hvd_gradients: GradientBackend
@@ -198,7 +198,7 @@ class DistributedKeras3(SumsGradients):
 
 
 class DistributedLossScale(DistributedKeras3):
-    """What is mixed into the class of a loss-scaling optimizer around a distributed one.
+    """Mixin for the class of a loss-scaling optimizer around a distributed one.
 
     It looks for overflows after the reduction, so that a step is skipped on all ranks or on none.
     """
@@ -259,7 +259,7 @@ def _register_like(keras: Any, made: type, base: type) -> None:
         return
     owner = keras.saving.get_registered_object(name)
     keras.saving.register_keras_serializable(*name.split(">", 1))(made)
-    # Whoever loads it shall have the plain class.
+    # Loading the model gives the plain class.
     keras.saving.get_custom_objects()[name] = owner
 
 

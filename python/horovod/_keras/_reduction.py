@@ -1,4 +1,4 @@
-"""What a distributed optimizer was told about reducing gradients, free of any framework's types."""
+"""A distributed optimizer's options for reducing gradients, free of any framework's types."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _NO_STEPS = (
 
 
 class CallbackImpl:
-    """What callbacks here have in common."""
+    """Base class of the callbacks here."""
 
     model: Any
     params: Any

@@ -45,11 +45,11 @@ class _VariablesHandler(SnapshotHandler):
     prefix = ""
 
     def variables(self) -> list[Any]:
-        """What is saved and restored."""
+        """Variables to save and restore."""
         raise NotImplementedError
 
     def shared(self) -> list[Any]:
-        """What all ranks have alike."""
+        """Variables that are equal on all ranks."""
         return self.variables()
 
     def state(self) -> list[Any]:
@@ -256,7 +256,7 @@ class UpdateBatchStateCallbackImpl(_ProgressImpl):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Begin to count anew."""
         self.note_epoch(epoch)
-        # What another callback asked for meanwhile is another value.
+        # A request of another callback has set another value meanwhile.
         if self.model.stop_training is _EPOCH_ENDS:
             self.model.stop_training = False
 

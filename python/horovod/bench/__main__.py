@@ -57,7 +57,7 @@ def _device(options: Options) -> tuple[Device | None, str | None]:
 
 
 def _members(options: Options, hosts: list[str]) -> Members | None:
-    """Who takes part; None on ranks that do not."""
+    """The participating ranks; None on ranks that do not take part."""
     size, rank = _core.size(), _core.rank()
     ranks = options.process_set or tuple(range(size))
     if ranks[-1] >= size:

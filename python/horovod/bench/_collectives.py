@@ -36,7 +36,7 @@ _IN_FLIGHT_MAX = 10
 
 @dataclass(frozen=True)
 class Members:
-    """Who takes part."""
+    """The participating ranks."""
 
     process_set: int
     ranks: tuple[int, ...]
@@ -83,7 +83,7 @@ def cases(options: Options, members: Members) -> list[Case]:
         if collective == "barrier":
             found.append(Case(collective, None, None, None, 0))
             continue
-        # What each member owns a share of must be divisible by them.
+        # The number of members must divide buffers in which each member owns a share.
         parts = 1 if collective in IN_PLACE else members.count
         operators: Sequence[str | None] = options.operators if collective in REDUCING else (None,)
         places: Sequence[bool | None] = options.in_place if collective in IN_PLACE else (None,)

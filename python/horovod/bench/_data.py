@@ -41,7 +41,7 @@ class Memory:
         self.address = ctypes.addressof(self._pin)
 
     def content(self) -> memoryview:
-        """What is in it."""
+        """The bytes of the buffer."""
         return self.view
 
     def fill(self, offset: int, length: int, period: bytes) -> None:
@@ -64,7 +64,7 @@ def _pieces(offset: int, length: int, period: bytes) -> Iterator[tuple[int, byte
 
 
 def moved(seed: int, dtype: DType) -> bytes:
-    """What one sender sends to one receiver where nothing is computed: any bytes, which differ for each seed."""
+    """Bytes from one sender to one receiver where nothing is computed: any bytes, which differ for each seed."""
     data = random.Random(seed).randbytes(_PERIOD)
     return bytes(byte & 1 for byte in data) if dtype.name == "bool" else data
 
@@ -87,7 +87,7 @@ class Reduction:
         scale = ranks if operator == "average" else beside or 1
         # The same on all ranks, whose hosts may have different numbers of them.
         self._top = min(_TOP, dtype.exact // (scale if beside is None else ranks))
-        # What shows in the result: as contributed by the deciding rank; what all others contribute.
+        # Value that shows in the result, contributed by the deciding rank; and the value that all others contribute.
         self._scale = scale
         self._other = {"min": self._top, "product": 1}.get(operator, 0)
 

@@ -143,7 +143,7 @@ class GpuMemory(Memory):
         )
 
     def content(self) -> memoryview:
-        """What is in it, as host memory."""
+        """The bytes of the buffer, in host memory."""
         self._device.copy("cuMemcpyDtoHAsync_v2", self._host, self.address, self._nbytes)
         return self._on_host[: self._nbytes]
 

@@ -38,12 +38,12 @@ class Measured:
 
     @property
     def busbw(self) -> float:
-        """What of it each rank's link must carry, comparable with the hardware's speed."""
+        """The part of it that each rank's link must carry, comparable with the hardware's speed."""
         return self.algbw * self.case.bus_factor(self.members)
 
 
 def heading(options: Options, members: Members) -> str:
-    """What is measured, where, and what the columns are."""
+    """The measured case, its place, and the columns."""
     carried = ", ".join(f"{key} {value}" for key, value in sorted(_core.transports().items()))
     lines = [
         f"# horovod-rs {_core.__version__}; ranks: {members.count}, hosts: {len(set(members.hosts))}; {carried}",

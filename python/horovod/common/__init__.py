@@ -1,1 +1,1 @@
-"""What every framework's module shares: names, operations, objects, elastic training, what optimizers agree on."""
+"""Common to every framework's module: names, operations, objects, elastic training, agreement of optimizers."""

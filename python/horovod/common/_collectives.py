@@ -57,7 +57,7 @@ class Memory:
 
 
 class RowArrays(Protocol[T_co]):
-    """What a framework tells of its arrays, for operations whose results the core allocates."""
+    """A framework's description of its arrays, for operations whose results the core allocates."""
 
     def describe(self, array: Any, op: int | None) -> Memory:
         """Memory with the values of an array: its own if possible.
@@ -76,7 +76,7 @@ class RowArrays(Protocol[T_co]):
 
 
 class Arrays(RowArrays[T], Protocol[T]):
-    """What a framework tells of its arrays."""
+    """A framework's description of its arrays."""
 
     def check_writable(self, array: T) -> None:
         """Raise ValueError if results cannot be written into it."""
@@ -122,7 +122,7 @@ def _allocators(gpu: Gpu | None, sources: Sequence[Memory]) -> list[Allocate] | 
 
 
 def _rows_entry(source: Memory) -> Entry:
-    # What has no rows must not look as if it had, so that the core refuses it.
+    # An array without rows must not seem to have rows, so that the core refuses it.
     return (source.address, 0, source.code, source.shape if source.has_rows else (), source.owner)
 
 
@@ -348,8 +348,8 @@ class Collectives(RowCollectives[T]):
 
     # ---- allreduce ---------------------------------------------------------------------------------------------
 
-    # What makes results is kept until they are asked for: it must not keep operands alive. A single array has a way of
-    # its own, because lists of one are a large part of a small operation.
+    # The maker of results is kept until they are requested: it must not keep operands alive. A single array has a path
+    # of its own, because lists of one are a large part of a small operation.
 
     def _new(self, source: Memory) -> Allocation:
         """Memory for a result: the operand's where that had to be copied anyway."""

@@ -30,7 +30,7 @@ _LIMIT = 255
 
 @dataclass(slots=True)
 class Announcement:
-    """What a rank has told the others, and what all will have told when the operation is done."""
+    """This rank's announcement, and those of all ranks once the operation has ended."""
 
     mine: bytearray
     largest: bytearray
@@ -40,7 +40,7 @@ class Announcement:
 
 
 class GradientPresence:
-    """What the ranks tell each other about the gradients of one optimizer, and where this rank is."""
+    """Exchange about the gradients of one optimizer between the ranks, and this rank's position in it."""
 
     def __init__(self, watch: Watch, process_set: ProcessSet) -> None:
         self.watch = watch

@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class HoldsOperations(Protocol):
-    """What remembers operations of the running job, such as an optimizer."""
+    """Holder of operations of the running job, such as an optimizer."""
 
     def _hvd_forget_job(self) -> None: ...
     def _hvd_note_join(self) -> None: ...

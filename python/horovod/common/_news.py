@@ -15,7 +15,7 @@ _LOOK_S = 0.05
 
 
 class HostUpdateResult(enum.IntFlag):
-    """What has become of the hosts."""
+    """Kind of a change of the hosts."""
 
     no_update = 0
     removed = 1
@@ -87,7 +87,7 @@ class HostMessages:
 
 
 class Listener(Protocol):
-    """Who wants to hear of hosts, such as a state."""
+    """Receiver of changes of hosts, such as a state."""
 
     def on_hosts_updated(self, timestamp: float, update_result: int) -> Any:
         """Hear it."""

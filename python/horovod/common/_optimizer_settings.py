@@ -1,4 +1,4 @@
-"""What distributed optimizers are told, for every framework: arguments, names of parameters, groups.
+"""Settings of distributed optimizers, for every framework: arguments, names of parameters, groups.
 
 Parameters may be anything that can be a key of a dict by identity; they come in the groups of the wrapped optimizer.
 """
@@ -46,7 +46,7 @@ class ReduceOptions:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a distributed optimizer was told, free of tensors, so that a copy can be wired up like the original."""
+    """Settings of a distributed optimizer, free of tensors, so that a copy can be wired up like the original."""
 
     options: ReduceOptions
     passes: int
@@ -63,7 +63,7 @@ class Settings:
         return min((name for group in self.names for name in group), default="")
 
     def watch(self) -> Watch:
-        """What compares the parameters while training goes on."""
+        """Compares the parameters of the ranks during training."""
         return Watch(
             self.check_consistency, self.consistency_action, self.key, self.options.process_set
         )
@@ -165,7 +165,7 @@ def grouped_names(
     Parameters
     ----------
     kind
-        What parameters are, as an error calls them.
+        Name of the parameters in errors.
     key
         Pairs the call across ranks.
     """

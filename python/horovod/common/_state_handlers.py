@@ -60,7 +60,7 @@ class SnapshotHandler(StateHandler):
         self.save()
 
     def state(self) -> Any:
-        """What is saved and sent."""
+        """The value to save and send."""
         return self.value.state_dict()
 
     def load(self, state: Any) -> None:

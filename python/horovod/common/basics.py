@@ -375,7 +375,7 @@ class HorovodBasics:
 
     @staticmethod
     def _tell_environment() -> None:
-        """What launchers tell by variables changes from generation to generation; scripts and children read them."""
+        """Update the launchers' variables for a new generation; scripts and children read them."""
         for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
             os.environ[f"HOROVOD_{name.upper()}"] = str(getattr(_core, name)())
 

@@ -57,7 +57,7 @@ def checked_action(action: str | None) -> str | None:
 def compare(
     names: Sequence[str], sums: Sequence[int], name: str, process_set: ProcessSet
 ) -> list[Difference]:
-    """What differs between the members of a set, all of which call with the checksums of the same tensors."""
+    """Differences between the members of a set, all of which call with the checksums of the same tensors."""
     digest = _digest(names, sums)
     said = array("q", [digest, ~digest])
     _objects.reduce_numbers(said, _ops.Max, f"consistency.{name}", process_set)

@@ -94,7 +94,7 @@ class State:
 
         Every rank has to call it equally often.
         """
-        # What is still running on a GPU may yet fail: then it must not be what everybody goes back to.
+        # Operations in flight on a GPU may yet fail: then the commit must not hold their results.
         _core.wait_for_devices()
         self.save()
         self._commits += 1
@@ -225,7 +225,7 @@ def _explain_if_not_copied(name: str, value: Any, error: Exception) -> None:
 
 
 class _Held(enum.IntEnum):
-    """What this process has of the training state."""
+    """Training state of this process."""
 
     NOTHING = 0
     COMMITTED = 1  # its last snapshot, which may differ from other ranks'
@@ -450,7 +450,7 @@ def _words(error: Exception) -> str:
 
 
 class _Done:
-    """What the user's function returned."""
+    """The result of the user's function."""
 
     def __init__(self, result: Any) -> None:
         self.result = result

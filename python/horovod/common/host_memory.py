@@ -1,4 +1,4 @@
-"""What frameworks say of GPUs whose tensors go through host memory."""
+"""Messages of the frameworks about GPUs whose tensors go through host memory."""
 
 
 def nccl_built() -> int:

@@ -27,7 +27,7 @@ _X64 = (
 
 @dataclass(frozen=True)
 class Options:
-    """What a collective is told beside its operands. Equal ones are equal keys of what JAX has compiled."""
+    """Arguments of a collective beside its operands. Equal ones are equal keys of JAX's compiled programs."""
 
     name: str | None
     """None: numbered by the core, in the order of the calls."""

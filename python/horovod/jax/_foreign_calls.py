@@ -1,8 +1,8 @@
 """The primitive of foreign calls: results that take their operands' memory, and programs with a fixed order.
 
 `jax.ffi.ffi_call` is told which operands to work on in place when it is traced. Only the lowered program tells which of
-its arguments are donated; the others XLA would copy first, one more pass over both memories. What is said here decides
-about copies alone: XLA never lets a call write where somebody else still reads.
+its arguments are donated; the others XLA would copy first, one more pass over both memories. The choice here decides
+about copies alone: XLA never lets a call write to memory that another operation still reads.
 
 On a GPU a call waits for the other ranks before the next one begins, so all ranks must make a program's calls in one
 order. So they must on the CPU where XLA runs a program's parts one after the other: short ones, and those with small
@@ -38,7 +38,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class _Order(effects.Effect):
-    """What calls do in functions inside of programs, so that JAX keeps them in the script's order."""
+    """Effect of calls in functions inside of programs, so that JAX keeps them in the script's order."""
 
     def __str__(self) -> str:
         return "Horovod's order"

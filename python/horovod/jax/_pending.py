@@ -17,6 +17,6 @@ def await_programs() -> None:
     JAX returns from a program before it has run, so a script may end, and this rank leave, in the middle of one.
     """
     for array in jax.live_arrays():  # type: ignore[no-untyped-call]
-        # What failed or was donated has nothing to wait for.
+        # A failed or donated array has nothing to wait for.
         with contextlib.suppress(Exception):
             array.block_until_ready()

@@ -11,7 +11,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.jax import _names
 from horovod.jax._calls import Options, broadcast_at_once
 
-# What a leaf is, beside arrays and objects.
+# Kind of a leaf, beside arrays and objects.
 _KEY = "random key"
 
 

@@ -103,7 +103,7 @@ def DistributedOptimizer(
     """Wrap an optimizer of optax: `update` reduces the gradients over the ranks before they are used.
 
     The result is a `GradientTransformationExtraArgs`, to be used inside `jit` like any: in `optax.chain`,
-    `flax.training.train_state.TrainState`, `lax.scan`. What stands before it in a chain sees this rank's gradients
+    `flax.training.train_state.TrainState`, `lax.scan`. A transformation before it in a chain gets this rank's gradients
     only, so clipping by norm belongs inside: `DistributedOptimizer(optax.chain(clip_by_global_norm(1.0), sgd(0.1)))`.
 
     Parameters

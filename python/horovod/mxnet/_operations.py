@@ -330,7 +330,7 @@ def _check_scattering(tensors: Sequence[NDArray], op: int | str, what: str) -> N
 def join(device: int = -1) -> int:
     """Say that this rank has no more data, and wait until every rank said so; see `horovod.torch`'s.
 
-    What was pushed into MXNet's engine before takes part in its operations first.
+    Operations pushed into MXNet's engine before take part first.
     """
     drain()
     return _waiting.join(device)

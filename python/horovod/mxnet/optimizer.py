@@ -36,7 +36,7 @@ class _Reduction:
         }
         self.is_active = bool(process_set.included()) and process_set.size() != 1
         self.rescale = predivide / (process_set.size() or 1) if self.is_active else 1.0
-        """What `rescale_grad` is multiplied by to make averages of sums."""
+        """Factor for `rescale_grad` that makes averages of sums."""
         self.is_together = self.is_active and num_groups <= 0 and fills_its_host()
         """Whether all gradients of a dtype go as one operation, without having been asked for groups."""
 
@@ -117,7 +117,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
 
     @property
     def rescale_grad(self) -> float:
-        """What the script multiplies gradients by, without what makes averages of sums."""
+        """The script's own factor for gradients, without the factor that makes averages of sums."""
         return float(self._optimizer.rescale_grad / self._reduction.rescale)
 
     @property

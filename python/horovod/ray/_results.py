@@ -61,7 +61,7 @@ def collect(
     Raises
     ------
     Exception
-        What a rank raised; all ranks have ended their calls.
+        The exception of a rank; all ranks have ended their calls.
     RanksEnded
         A rank has died, or some are still busy although another one has failed.
     """

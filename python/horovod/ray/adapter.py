@@ -1,4 +1,4 @@
-"""What static and elastic executors have in common."""
+"""Common to static and elastic executors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Adapter(ABC):
         kwargs: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callable[[Any], Any]] | None = None,
     ) -> list[Any]:
-        """What `fn(*args, **kwargs)` returned on every rank."""
+        """The results of `fn(*args, **kwargs)` on all ranks."""
 
     @abstractmethod
     def run_remote(
@@ -67,11 +67,11 @@ class Adapter(ABC):
     def execute(
         self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] | None = None
     ) -> list[Any]:
-        """What `fn(executable)` returned on every rank."""
+        """The results of `fn(executable)` on all ranks."""
 
     @abstractmethod
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        """What `fn(executable)` returned on rank 0."""
+        """The result of `fn(executable)` on rank 0."""
 
     @abstractmethod
     def shutdown(self) -> None:

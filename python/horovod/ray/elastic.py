@@ -71,9 +71,9 @@ class ElasticRayExecutor:
     Parameters
     ----------
     settings
-        What `create_settings` returns; None for its defaults.
+        Result of `create_settings`; None for its defaults.
     use_gpu, cpus_per_slot, gpus_per_slot
-        What each rank needs.
+        Resources of each rank.
     env_vars
         Variables of the ranks.
     override_discovery
@@ -157,7 +157,7 @@ class ElasticRayExecutor:
         worker_fn: Callable[[], Any],
         callbacks: Sequence[Callable[[Any], Any]] | None = None,
     ) -> list[Any]:
-        """What `worker_fn()` returned on the ranks that have finished together."""
+        """The results of `worker_fn()` on the ranks that have finished together."""
         if not self._has_started:
             raise RuntimeError("ElasticRayExecutor: it has not been started; call start() first")
         return self._adapter.run(worker_fn, callbacks=callbacks)

@@ -62,7 +62,7 @@ class RayHostDiscovery(HostDiscovery):
     Parameters
     ----------
     use_gpu, cpus_per_worker, gpus_per_worker
-        What a worker needs. All that a node has counts, as if nobody else used it.
+        Resources of a worker. All resources of a node count, as if nobody else used it.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class _AgentActor:
         queue: Any,
     ) -> int:
         """Exit status of the agent."""
-        # What others have left in the process would be believed.
+        # Variables of another job in this process would be taken for this job's.
         for name in os.environ.keys() - executor.without_job(os.environ).keys():
             del os.environ[name]
         with contextlib.ExitStack() as stack:
@@ -424,7 +424,7 @@ class ElasticAdapter(Adapter):
         kwargs: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callable[[Any], Any]] | None = None,
     ) -> list[Any]:
-        """What `fn(*args, **kwargs)` returned on the ranks that have finished together."""
+        """The results of `fn(*args, **kwargs)` on the ranks that have finished together."""
         actors = _Actors(self.settings.discovery, self.params, self._variables)
         needed = max(1, self.params.min_workers)
         with contextlib.ExitStack() as stack:

@@ -270,7 +270,7 @@ class StaticAdapter(Adapter):
         kwargs: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callable[[Any], Any]] | None = None,
     ) -> list[Any]:
-        """What `fn(*args, **kwargs)` returned on every rank."""
+        """The results of `fn(*args, **kwargs)` on all ranks."""
         return self._collect(self.run_remote(fn, args, kwargs), range(len(self.workers)))
 
     def run_remote(
@@ -287,14 +287,14 @@ class StaticAdapter(Adapter):
     def execute(
         self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] | None = None
     ) -> list[Any]:
-        """What `fn(executable)` returned on every rank."""
+        """The results of `fn(executable)` on all ranks."""
         self._check()
         call = stored(fn, f"the function {fn!r}")
         calls = [worker.execute.remote(call) for worker in self.workers]
         return self._collect(calls, range(len(calls)))
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        """What `fn(executable)` returned on rank 0."""
+        """The result of `fn(executable)` on rank 0."""
         self._check()
         call = stored(fn, f"the function {fn!r}")
         return self._collect([self.workers[0].execute.remote(call)], [0])[0]
@@ -344,13 +344,13 @@ class RayExecutor:
     Parameters
     ----------
     settings
-        What `create_settings` returns; None for its defaults.
+        Result of `create_settings`; None for its defaults.
     num_workers
         How many ranks, on as few nodes as possible.
     num_hosts, num_workers_per_host
         Instead: on how many nodes, and how many on each.
     cpus_per_worker, use_gpu, gpus_per_worker
-        What each reserves; also the number of threads it computes with.
+        Resources that each rank reserves; `cpus_per_worker` is also the number of threads it computes with.
     use_current_placement_group
         Stay in the placement group of the caller if there is one.
     min_workers, max_workers
@@ -461,7 +461,7 @@ class RayExecutor:
 
     @property
     def adapter(self) -> Adapter:
-        """What does the work, once started."""
+        """The adapter that does the work, once started."""
         if self._adapter is None:
             raise RuntimeError("RayExecutor: it has not been started; call start() first")
         return self._adapter
@@ -509,14 +509,14 @@ class RayExecutor:
         Parameters
         ----------
         fn, args, kwargs
-            What to call, and with what.
+            Function to call, and its arguments.
         callbacks
             Called here with what ranks of an elastic job give to `ray_logger.log`.
 
         Raises
         ------
         Exception
-            What `fn` raised on a rank, with a note that names it.
+            The exception of `fn` on a rank, with a note that names the rank.
         RuntimeError
             A rank was lost; the others have been ended.
         """

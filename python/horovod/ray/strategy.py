@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def resources_here() -> str:
-    """What the cluster has, for messages."""
+    """The cluster's resources, for messages."""
     shown = {
         what: {name: resources[name] for name in ("CPU", "GPU") if name in resources}
         for what, resources in (

@@ -47,7 +47,7 @@ class HorovodConfig(BackendConfig):
 
     @property
     def backend_cls(self) -> type[Backend]:
-        """What starts the ranks."""
+        """The class that starts the ranks."""
         return _HorovodBackend
 
 

@@ -99,7 +99,7 @@ class BaseHorovodWorker:
             self.executable = executable_cls(*(executable_args or ()), **(executable_kwargs or {}))
 
     def execute(self, func: Callable[[Any], Any]) -> Any:
-        """What `func` returns for the object of `start_executable`."""
+        """The result of `func` for the object of `start_executable`."""
         with called_for_script():
             return func(self.executable)
 

@@ -50,7 +50,7 @@ class Events:
     def _take(self, event: dict[str, Any]) -> None:
         if event["event"] == "begin":
             self._version = event["version"]
-        # What another version means by its events is not known.
+        # The meaning of another version's events is unknown.
         elif self._version == _VERSION:
             self._take_known(event)
 
@@ -70,7 +70,7 @@ class Events:
                 pass
 
     def report(self, exit_status: int) -> str:
-        """What the launcher says of the end of the job; empty if all is well."""
+        """The launcher's text on the end of the job; empty after success."""
         if exit_status == 0:
             return ""
         if self._end is not None:

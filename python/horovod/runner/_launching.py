@@ -25,7 +25,7 @@ from horovod.runner._worker_error import also_runtime_error
 # After a second Ctrl-C, at which the launcher kills the ranks.
 _KILL_LIMIT_S = 10.0
 _LOOK_EVERY_S = 0.5
-_PARENT_WATCH = "HOROVODRUN_LEASH_FD"
+_PARENT_WATCH = "HOROVODRUN_PARENT_WATCH_FD"
 
 
 class WorkerTraceback(Exception):
@@ -45,7 +45,7 @@ def pickled(
     kwargs: Mapping[str, Any] | None,
     caller: str = "horovod.run",
 ) -> bytes:
-    """What every rank fetches; TypeError if it cannot be sent."""
+    """The payload that every rank fetches; TypeError if it cannot be sent."""
     try:
         content = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})), protocol=5)
     except Exception as error:
@@ -62,10 +62,10 @@ Streams = tuple[TextIO | None, TextIO | None]
 
 
 class Watch(Protocol):
-    """What follows a launcher beside its output."""
+    """Observer of a launcher beside its output."""
 
     def environment(self, place: _payloads.Place) -> Mapping[str, str]:
-        """What the launcher gets in its environment so that the ranks find this place."""
+        """Variables for the launcher, so that the ranks find this place."""
         ...
 
     def look(self, events: Events) -> None:
@@ -108,7 +108,7 @@ def launch(
 
 
 class _Arrivals:
-    """What ranks bring while the job runs: reports, which a bar shows, and in the end their outcomes."""
+    """Messages from ranks while the job runs: reports, which a bar shows, and in the end their outcomes."""
 
     def __init__(self, payloads: _core.PayloadServer) -> None:
         self._payloads = payloads
@@ -242,7 +242,7 @@ class _Console:
         chunk = os.read(key.fd, 1 << 16)
         text = decoder.decode(chunk, final=not chunk)
         if text:
-            # What `sys.stdout` is may change while the job runs.
+            # `sys.stdout` may change while the job runs.
             target = self._streams[name] or getattr(sys, name)
             with self._bar.cleared(target):
                 target.write(text)
@@ -251,7 +251,7 @@ class _Console:
 
 
 def results(outcomes: Outcomes, report: str, wanted: int, caller: str = "horovod.run") -> list[Any]:
-    """What each rank returned, or the error that follows from what they and the launcher said."""
+    """The results of all ranks, or the error that follows from their outcomes and the launcher's report."""
     returned: dict[int, Any] = {}
     failed: Outcomes = []
     for rank, outcome in outcomes:

@@ -1,4 +1,4 @@
-"""What `horovod.run` and its ranks exchange, and where."""
+"""Exchange between `horovod.run` and its ranks, and its address."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Place:
 
 @dataclasses.dataclass
 class FunctionCall:
-    """What every rank gets: the pickled function with its arguments, and where modules are searched."""
+    """Payload for every rank: the pickled function with its arguments, and where modules are searched."""
 
     function: bytes
     sys_path: list[str]
@@ -49,7 +49,7 @@ class FunctionCall:
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of the function on one rank."""
+    """Result of the function on one rank."""
 
     host: str
     # "result", "error", "exit" or "unpicklable"

@@ -36,7 +36,7 @@ class ProgressBar:
         self._reports: dict[int, tuple[Report, float]] = {}
 
     def take(self, report: Report) -> None:
-        """What a rank has said."""
+        """Show the report of a rank."""
         known = self._reports.get(report.rank)
         if known is None or known[0] != report:
             self._reports[report.rank] = report, self._clock()

@@ -48,14 +48,14 @@ def run(
     """Call `func(*args, **kwargs)` on `num_proc` ranks and return what they returned, in the order of ranks.
 
     The function may be any, also one of a notebook or of the script that calls: no `if __name__ == "__main__"` is
-    needed. It travels, as the results do, over authenticated, encrypted connections; its size is not limited. What the
-    ranks print appears on `sys.stdout` and `sys.stderr` of the caller. The call may come from any thread; Ctrl-C
-    ends the ranks, and no signal handler is changed.
+    needed. Function and results travel over authenticated, encrypted connections; their size is not limited. The ranks'
+    output appears on `sys.stdout` and `sys.stderr` of the caller. The call may come from any thread; Ctrl-C ends the
+    ranks, and no signal handler is changed.
 
     Parameters
     ----------
     func, args, kwargs
-        What to call, and with what.
+        Function to call, and its arguments.
     num_proc
         Number of ranks; for an elastic job, how many there must be to start.
     min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script
@@ -75,7 +75,8 @@ def run(
     Raises
     ------
     Exception
-        What the function raised on a rank, with `WorkerTraceback` as its cause and a note that names the rank. It is
+        The exception of the function on a rank, with `WorkerTraceback` as its cause and a note that names the rank. It
+        is
         a `RuntimeError`, too, whatever its class. When several ranks failed, that of the first which did not only
         lose the others.
     RuntimeError

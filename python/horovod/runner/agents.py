@@ -39,9 +39,9 @@ _END_LIMIT_S = 45.0
 
 @dataclasses.dataclass(frozen=True)
 class Invitation:
-    """Where agents dial, and the key by which they are known. Whoever has the key can run ranks of the job.
+    """Address that agents dial, and the key that proves them. Any process with the key can run ranks of the job.
 
-    It can be pickled: send it where only your tasks are.
+    An invitation can be pickled: send it only to your own tasks.
     """
 
     addresses: tuple[str, ...]
@@ -66,7 +66,7 @@ def attend(
     Parameters
     ----------
     invitation
-        What `Tasks.start` was given.
+        Argument of `Tasks.start`.
     index
         Number of the task, from 0. In a job of fixed size that of task 0 is rank 0.
     attempt
@@ -151,7 +151,7 @@ def attend_and_explain(
 
 
 class _Said:
-    """What an agent says of itself: on this process's standard error, and its last line."""
+    """An agent's messages about itself: on this process's standard error, and its last line."""
 
     def __init__(self, agent: subprocess.Popen[bytes]) -> None:
         assert agent.stderr is not None
@@ -231,9 +231,9 @@ def run_on_agents(
     Parameters
     ----------
     func, args, kwargs
-        What to call, and with what.
+        Function to call, and its arguments.
     tasks
-        What starts and ends the tasks.
+        Starts and ends the tasks.
     num_proc, min_num_proc, max_num_proc, reset_limit, cooldown_range, start_timeout, verbose, output_filename
         As for `horovod.run`.
     elastic_timeout
@@ -251,7 +251,7 @@ def run_on_agents(
     is_elastic
         Whether ranks may come and go.
     late
-        What to raise when no rank of an elastic job has started within `start_timeout`; without it the job waits for
+        Error to raise when no rank of an elastic job has started within `start_timeout`; without it the job waits for
         `elastic_timeout`.
     caller
         The function that the user has called, for messages.

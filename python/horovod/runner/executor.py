@@ -21,7 +21,7 @@ __all__ = ["Rank", "RankZero", "Rendezvous", "RendezvousAddress", "assign", "wit
 class RendezvousAddress:
     """Where ranks find each other: the addresses and the key of a `Rendezvous`.
 
-    Whoever has the key belongs to the job: send it where only your ranks are.
+    Any process with the key can join the job: send the key only to the hosts of your ranks.
     """
 
     addresses: tuple[str, ...]
@@ -89,7 +89,7 @@ class Rank:
     cross_size: int
     host: str
     variables: Mapping[str, str] = dataclasses.field(repr=False)
-    """What tells the process all this; among it the job's key."""
+    """Variables with these values for the process, and with the job's key."""
 
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """`base` (default: this process's) without what it has of another job, and with this rank's variables."""

@@ -114,7 +114,7 @@ class _Operation:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def wait(self) -> _Answer:
-        """What the first task brings."""
+        """The first task's answer."""
         deadline = time.monotonic() + self._start_timeout + _REPORT_S
         has_started = False
         progress = cast("ProgressHandler", self._progress)
@@ -159,7 +159,7 @@ class _Operation:
 
 
 class _Task:
-    """What a task does; of a class, so that an executor without this package says that it is missing."""
+    """The work of a task; of a class, so that an executor without this package says that it is missing."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ class _OtherTasks:
 
 
 class _Output:
-    """What ranks print: at once in the executor's log, and the end of it for the client."""
+    """The ranks' output: at once in the executor's log, and the end of it for the client."""
 
     def __init__(self) -> None:
         self._parts: collections.deque[tuple[str, str]] = collections.deque()

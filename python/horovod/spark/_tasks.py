@@ -28,7 +28,7 @@ _CANCEL_LIMIT_S = 15.0
 _LAST_WORD_S = 10.0
 # Tasks that are looked at for the one that has failed.
 _TASKS_MAX = 10_000
-# What `Attendance` and `check_version` raise.
+# Errors that `Attendance` and `check_version` raise.
 _OWN_ERROR = re.compile(r"RuntimeError: (task \d+ on host .+)")
 # How long a task tries to reach the launcher.
 _DIAL_LIMIT_S = 30
@@ -103,7 +103,7 @@ class SparkTasks:
             self._thread.join(_CANCEL_LIMIT_S)
 
     def _run(self, invitation: Invitation) -> None:
-        # Who cannot reach the launcher shall have told in time.
+        # A task that cannot reach the launcher must report in time.
         dial_limit_s = max(1, min(_DIAL_LIMIT_S, self._start_timeout // 2))
         attendance = Attendance(invitation, __version__, dial_limit_s)
         try:
@@ -159,7 +159,7 @@ class SparkTasks:
         java: Any = self._context._jsc
         tracker = self._context.statusTracker()
         failed = []
-        # What Spark keeps for its web pages is no public interface.
+        # Spark's data for its web pages is no public interface.
         with contextlib.suppress(Exception):
             store = java.sc().statusStore()
             for job in tracker.getJobIdsForGroup(self._group):
@@ -178,7 +178,7 @@ class SparkTasks:
 
 
 def explained(caller: str, error: Exception, where: str = "") -> Exception:
-    """What a failed Spark job means for the user."""
+    """The error for the user that follows from a failed Spark job."""
     text = str(error)
     if own := _OWN_ERROR.findall(text):
         cure, where = own[-1], ""
@@ -219,7 +219,7 @@ def check_version(wanted: str, index: int) -> None:
 
 
 class Attendance:
-    """What a task does; of a class, so that an executor without this package says that it is missing."""
+    """The work of a task; of a class, so that an executor without this package says that it is missing."""
 
     def __init__(
         self, invitation: Invitation, version: str, dial_limit_s: int = _DIAL_LIMIT_S
@@ -247,7 +247,7 @@ class Attendance:
         variables = {"HOROVOD_SPARK_WORK_DIR": os.getcwd()}
         if gpus is not None:
             variables[GPU_ADDRESSES] = ",".join(gpus.addresses)
-        # What `--py-files` has sent is on the path of this process only.
+        # Folders that `--py-files` has sent are on the path of this process only.
         sent = [place for place in sys.path if place.startswith(SparkFiles.getRootDirectory())]
         if sent:
             variables["PYTHONPATH"] = os.pathsep.join(

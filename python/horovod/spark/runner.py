@@ -50,7 +50,8 @@ def run(
     Parameters
     ----------
     fn, args, kwargs
-        What to call, and with what; they travel by cloudpickle, encrypted, not inside Spark's closures. A broadcast
+        Function to call, and its arguments; they travel by cloudpickle, encrypted, not inside Spark's closures. A
+        broadcast
         variable in them is its value there.
     num_proc
         Number of ranks, each in one slot; default the session's `defaultParallelism`.
@@ -74,7 +75,7 @@ def run(
     Raises
     ------
     Exception
-        What `fn` raised on a rank, as from `horovod.run`.
+        The exception of `fn` on a rank, as from `horovod.run`.
     TimeoutException
         Not all tasks ran within `start_timeout`.
     RuntimeError

@@ -166,7 +166,7 @@ def _read(variables: Sequence[Any]) -> list[Any]:
 
 
 def _assigned(variables: Sequence[Any], values: Sequence[Any]) -> Any:
-    """What assigns the values when it is run; nothing eagerly, when that has been done."""
+    """The operation that assigns the values; nothing eagerly, when the assignments have been done."""
     pairs = zip(variables, values, strict=True)
     return tf.group(*_ops([variable.assign(value) for variable, value in pairs]))
 

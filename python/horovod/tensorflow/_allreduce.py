@@ -288,7 +288,7 @@ def _compressed(
     compression: Any,
     reduce: Callable[[Sequence[Any]], Sequence[Any]],
 ) -> list[Any]:
-    """What `reduce` makes of the compressed tensors, decompressed."""
+    """The decompressed results of `reduce` on the compressed tensors."""
     with on_device(device):
         packed = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
         results = reduce([tensor for tensor, _ in packed])

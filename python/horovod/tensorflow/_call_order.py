@@ -1,4 +1,4 @@
-"""What comes before a call in the program that XLA compiles: of each graph, a tensor that needs the graph's last call.
+"""Order of the calls in a program that XLA compiles: of each graph, a tensor that needs the graph's last call.
 
 On a GPU a call waits for the other ranks before the next one begins, so all ranks must make a program's calls in one
 order. So they must on the CPU where XLA runs a program's parts one after the other: short ones, and those with small
@@ -115,8 +115,8 @@ def _smallest(tensors: list[Any]) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _needs(function: str) -> tuple[tuple[Needs, ...], Needs]:
-    """What each result of a function is computed from, `_CALL` and numbers of arguments, and which arguments are
-    variables that are assigned what is computed from a call.
+    """Inputs of each result of a function, `_CALL` and numbers of arguments, and the arguments that are variables to
+    which values computed from a call are assigned.
     """
     definition = _context.context().get_function_def(function)
     arguments = {argument.name: i for i, argument in enumerate(definition.signature.input_arg)}

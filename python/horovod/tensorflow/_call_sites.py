@@ -1,6 +1,6 @@
 """Call sites of functions inside a compiled program, as numbers that distinguish operations of one name.
 
-TensorFlow traces a `tf.function` once and may call it at several places of a program. What is named while it is traced
+TensorFlow traces a `tf.function` once and may call it at several places of a program. An operation named in the trace
 has one name at all of them; XLA may run the places in any order, another one on each rank, and then ranks would pair
 operands of different places. So a function gets one input more, a capture whose value is made where the function is
 called: a number that is different at each place, and the same on all ranks that trace the same program.
@@ -78,7 +78,7 @@ def _of(function: Any) -> Any:
 
 
 def _caller_of(function: Any, spec: Any) -> Callable[[], list[Any]]:
-    """What TensorFlow calls for the captured value, wherever the function is called."""
+    """The function that TensorFlow calls for the captured value, wherever the captured function is called."""
 
     def number() -> list[Any]:
         _refuse_repeated_gradients(function())

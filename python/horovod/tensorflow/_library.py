@@ -42,7 +42,7 @@ def _load() -> Any:
 
 
 def _problem(library: Any) -> str:
-    """What the library has found missing: the default value of an operation that it registers for this alone."""
+    """The missing part that the library found: the default value of an operation registered for this alone."""
     function = getattr(library, _PROBLEM, None)
     if function is None:
         return (

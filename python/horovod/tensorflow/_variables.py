@@ -33,7 +33,7 @@ def tf_variable(variable: Any) -> Any:
 
 
 def key_of(variable: Any) -> Hashable:
-    """What can be a key of a dict, the same for a variable of Keras 3 and the `tf.Variable` that it holds."""
+    """A dict's key, the same for a variable of Keras 3 and the `tf.Variable` that it holds."""
     held = tf_variable(variable)
     return held.ref() if hasattr(held, "ref") else id(held)
 

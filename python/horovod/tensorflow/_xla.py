@@ -28,8 +28,8 @@ from horovod.tensorflow import _call_order, _call_sites, _graphs
 # The program's format; TensorFlow 2.13 and later know it.
 _MODULE_VERSION: Final = 9
 _KINDS: Final = ("allreduce", "allgather", "broadcast", "reducescatter")
-# What programs are made for: its name where functions are registered, and what the names of the core's begin with.
-# Which of them a program is compiled for is its first argument then, which TensorFlow adds.
+# Platforms of programs: the platform's name where functions are registered, and the prefix of the core's names. The
+# platform of a compiled program is its first argument then, which TensorFlow adds.
 _PLATFORMS: Final = {"CPU": (b"Host", "horovod_xla_"), "CUDA": (b"CUDA", "horovod_xla_cuda_")}
 _TYPES: Final = {
     "bool": "i1",
@@ -253,7 +253,7 @@ _calls: "weakref.WeakKeyDictionary[Any, Counter[str]]" = weakref.WeakKeyDictiona
 
 @dataclass(frozen=True)
 class _Name:
-    """What ranks pair an operation by."""
+    """Name by which ranks pair an operation."""
 
     text: str
     """Unique in the function, and the same on ranks that trace the same function.
@@ -482,4 +482,4 @@ LIBRARY: Final = SimpleNamespace(
     horovod_local_rank=_constant(_core.local_rank),
     horovod_local_size=_constant(_core.local_size),
 )
-"""What takes the place of the generated functions while a function is traced for XLA; numbers are constants there."""
+"""Replacements of the generated functions while a function is traced for XLA; numbers are constants there."""

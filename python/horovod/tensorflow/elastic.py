@@ -65,7 +65,7 @@ def run(func: Callable[Concatenate[_S, _P], _T]) -> Callable[Concatenate[_S, _P]
 
 
 class _OwnArrays:
-    """What `read_values` returns is a copy already."""
+    """The result of `read_values` is a copy already."""
 
     def copy(self, value: Any, reused: Any, name: str, may_wait: MayWait) -> tuple[Any, None]:
         del reused, name, may_wait

@@ -198,5 +198,5 @@ def _scope_name(var: Any) -> str:
 
 
 def _ops(results: Sequence[Any]) -> list[Any]:
-    """What control dependencies can be upon: some assignments return nothing eagerly."""
+    """Possible control dependencies: some assignments return nothing eagerly."""
     return [result for result in results if result is not None]

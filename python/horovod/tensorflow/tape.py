@@ -22,7 +22,7 @@ __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape", "_Distri
 
 
 class _DistributedGradientTape:
-    """What comes before the class of the given tape: reduces what that computes."""
+    """Mixin before the class of the given tape: reduces the gradients that the tape computes."""
 
     _allreduce_grads: Any
     _local_sources: set[Any]
@@ -198,7 +198,7 @@ def DistributedGradientTape(
     groups = checked_groups(groups, num_groups)
     base = type(gradtape)
     result: Any = object.__new__(type(base.__name__, (_DistributedGradientTape, base), {}))
-    # What was recorded, and the attributes of subclasses. The given tape leaves its own `with` block by itself.
+    # The recording, and the attributes of subclasses. The given tape leaves its own `with` block by itself.
     result.__dict__.update(gradtape.__dict__)
     result._recording = False
     result._allreduce_grads = _make_allreduce_grads_fn(

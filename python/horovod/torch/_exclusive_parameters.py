@@ -17,7 +17,7 @@ def is_sharded(tensor: object) -> bool:
 
 
 def sharded_text(name: str) -> str:
-    """What to do about a DTensor."""
+    """Advice about a DTensor."""
     return (
         f"{name} is a DTensor (FSDP, tensor parallelism), which torch.distributed splits and reduces itself: train it "
         "with the plain torch optimizer, without Horovod; for a single operation pass tensor.to_local() or "

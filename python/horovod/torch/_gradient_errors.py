@@ -1,4 +1,4 @@
-"""What mistakes with gradients are answered with."""
+"""Errors for mistakes with gradients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DUPLICATE_NAME = (
 
 
 def not_reduced(names: Sequence[str], rank: int, operation: str) -> str:
-    """What is said when `backward()` gave up waiting for these gradients."""
+    """Error text when `backward()` gave up waiting for these gradients."""
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
         f"backward() returned before the gradients of {names[0]!r}{more} were reduced: rank {rank} waits for "

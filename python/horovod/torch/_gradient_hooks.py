@@ -78,7 +78,7 @@ class Watched:
         self._after(param)
 
     def _before(self, current_node: Callable[[], Any]) -> Callable[[torch.Tensor], None]:
-        """What runs first in each accumulation, and also where `torch.autograd.grad` accumulates nothing."""
+        """A hook that runs first in each accumulation, and also where `torch.autograd.grad` accumulates nothing."""
 
         def before(_: torch.Tensor) -> None:
             node = current_node()

@@ -52,7 +52,7 @@ _reducers: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
 
 
 class _EndOfPass:
-    """What torch calls when a backward pass is over, and drops without a call when the pass fails."""
+    """Callback of torch at the end of a backward pass; torch drops it without a call when the pass fails."""
 
     __slots__ = ("__weakref__", "_reducer")
 
@@ -445,7 +445,7 @@ class GradientReducer:
     def _wait_softly(self) -> None:
         """Agree and wait, unless the others wait for what comes after `backward()`; `finish` does what is left."""
         while self._announced is not None or self._unannounced:
-            # What an earlier pass told of is agreed upon first.
+            # Announcements of an earlier pass are agreed upon first.
             self._announced = self._announced or self._announce()
             if not self._soft_wait.have_ended([self._announced.handle], self._not_reduced):
                 return

@@ -102,7 +102,7 @@ class Sender:
             )
             self.awaited.extend(handles)
             self._in_flight.extend(partial(synchronize, handle) for handle in handles)
-            # What has to be prepared, and what was refused and shall say why.
+            # Gradients that need preparation, and refused ones, whose errors must be raised.
             held = held[len(handles) :]
         for entry, grad in held:
             self._send(entry, grad)

@@ -1,4 +1,4 @@
-"""What both distributed optimizers share: building the subclass, following its groups, copying and pickling it."""
+"""Common to both distributed optimizers: building the subclass, following its groups, copying and pickling it."""
 
 from __future__ import annotations
 

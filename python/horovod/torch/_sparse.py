@@ -68,8 +68,8 @@ def start(
     own = tensor.detach()
     if own.is_cpu:  # on a GPU the host would wait to learn how many entries are left
         own = own.coalesce()
-    # Gathering goes along the first dimension, so each entry's position has to be one row. What is not coalesced has
-    # these names for its entries only.
+    # Gathering goes along the first dimension, so each entry's position has to be one row. A tensor that is not
+    # coalesced has these names for its entries only.
     positions = own._indices().t()
     values_handle = allgather_async(own._values(), _suffixed(name, "values"), process_set)
     indices_handle = allgather_async(positions, _suffixed(name, "indices"), process_set)

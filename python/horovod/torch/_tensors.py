@@ -19,7 +19,7 @@ from horovod.torch._exclusive_parameters import is_sharded, sharded_text
 # itself, which asked for in Python would cost most of a small operation; None for any other tensor, or for all where
 # torch is too old to have the interface (before 2.10). It asks `is_neg` of single elements only: a longer negated one
 # is never dense, unless torch's private `_neg_view` made it.
-# What it keeps alive is the storage: the tensor may be given another one while the operation is in flight.
+# It keeps the storage alive: the tensor may be given another one while the operation is in flight.
 _plain = _core.PlainTensors(
     [torch.Tensor, torch.nn.Parameter], torch.Tensor.is_neg, torch.Tensor.untyped_storage
 )
@@ -44,7 +44,7 @@ _REAL_OF: dict[torch.dtype, torch.dtype] = {
 # Of these it need not be asked whether they are sharded.
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
-# What can be reduced; a look-up, as this is asked for every tensor.
+# Pairs of operation and dtype that can be reduced; a look-up, as every tensor is checked.
 _REDUCIBLE = {
     (op, getattr(torch, name))
     for name in (*_dtypes.CODES, *_dtypes.REAL_OF)
@@ -85,7 +85,7 @@ def _current_stream(ordinal: int) -> int:
 
 
 def _allocator(operand: torch.Tensor) -> Allocate:
-    # The core asks in a thread of its own. What is allocated on the stream that is current now may be used on it at
+    # The core asks in a thread of its own. Memory allocated on the stream that is current now may be used on it at
     # once, and is given back to its pool.
     stream = torch.cuda.current_stream(operand.device)
 

@@ -1,4 +1,4 @@
-"""What type checkers see of optimizers, whose classes are made at run time.
+"""Optimizers as type checkers see them; their classes are made at run time.
 
 An optimizer that `DistributedOptimizer` returns is of a subclass of the wrapped one's class with more methods. No
 annotation can say that, so its type here has `Any` among its bases: it may be assigned wherever the wrapped optimizer

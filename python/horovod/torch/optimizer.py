@@ -237,7 +237,7 @@ class _DistributedOptimizer(Wrapped):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """What the wrapped optimizer says to a GradScaler.
+        """The wrapped optimizer's own value, for a GradScaler.
 
         The scaler asks right before it inspects the gradients and decides on the step. So this is the moment to
         reduce what an early step has left, and to remember that a missing step was skipped on purpose.
@@ -344,7 +344,8 @@ def DistributedOptimizer(
         Every so many steps the ranks compare checksums of the parameters, bit by bit; 0 never, None as
         `HOROVOD_CHECK_CONSISTENCY` says. The first rank's number counts.
     consistency_action
-        What a difference is: "error" raises `ReplicasDifferError` from the next `step()` of every rank, "warn" logs it
+        Severity of a difference: "error" raises `ReplicasDifferError` from the next `step()` of every rank, "warn"
+        logs it
         on the first rank, once per set of tensors; None as `HOROVOD_CONSISTENCY_ACTION` says.
 
     Raises

@@ -80,7 +80,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What has a tensor's memory: positions and values of a sparse one, else the tensor itself."""
+    """Owners of a tensor's memory: positions and values of a sparse one, else the tensor itself."""
     if tensor.layout is torch.sparse_coo:
         return tensor._indices(), tensor._values()
     return (tensor,)

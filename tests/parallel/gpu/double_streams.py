@@ -53,7 +53,7 @@ def number_of_gpus() -> int:
 
 
 def violations() -> list[str]:
-    """What was used without an order, after it was freed, or against a rule of CUDA or NCCL."""
+    """Violations: uses without an order, after a free, or against a rule of CUDA or NCCL."""
     text = ctypes.create_string_buffer(1 << 16)
     count = library.double_violations(text, len(text))
     told = text.value.decode(errors="replace").splitlines()
@@ -87,7 +87,7 @@ HOST_WAITS = ("cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize")
 
 
 class Stream:
-    """What `torch.cuda.current_stream` gives."""
+    """The result of `torch.cuda.current_stream`."""
 
     def __init__(self, device: int, address: int | None = None) -> None:
         self.device = device

@@ -63,7 +63,7 @@ def bytes_in_use(device: int) -> int:
 
 
 def unique_id() -> bytes:
-    """What the members of a new communicator find each other by."""
+    """The id by which the members of a new communicator find each other."""
     made = _UniqueId()
     call("ncclGetUniqueId", ctypes.byref(made))
     return bytes(made)

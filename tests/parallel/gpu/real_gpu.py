@@ -1,4 +1,4 @@
-"""What these tests need of real GPUs, under the names that the double's have."""
+"""Helpers of these tests for real GPUs, under the names that the double's have."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_a_tensor_is_dropped_while_it_is_in_flight(operation, waits):
         handles.append(STARTS[operation](tensor, n))
         del tensor
         gc.collect()
-        # Who asks for memory now may get what was given back.
+        # An allocation now may get the released memory.
         on_gpu(torch.zeros(ROWS, 100), DEVICE)
     if waits:
         for handle in handles:

@@ -350,7 +350,7 @@ def test_process_sets():
 
 @pytest.mark.parametrize("op", [hvd.Sum, hvd.Average, hvd.Min, hvd.Max, hvd.Product])
 def test_join(op):
-    # Rank r has r + 1 steps. Who has left counts for the average only, where each sample keeps its weight.
+    # Rank r has r + 1 steps. A rank that has left counts for the average only, where each sample keeps its weight.
     for step in range(RANK + 1):
         present = [values(rank, dtype=torch.float64) for rank in range(step, SIZE)]
         stacked = torch.stack(present)

@@ -99,7 +99,7 @@ def words_of(rank, step):
     [
         ({}, []),
         ({"backward_passes_per_step": 2}, []),
-        # What was made dense is made sparse again: PyTorch counts what is not zero.
+        # A gradient that was made dense is made sparse again: PyTorch counts the elements that are not zero.
         ({"sparse_as_dense": True}, ["to_sparse", "to_sparse"]),
         ({"sparse_as_dense": True, "groups": 1}, ["to_sparse", "to_sparse"]),
     ],

@@ -1,4 +1,4 @@
-"""What a training step on GPUs does not do: have the host wait; and how many events it records."""
+"""A training step on GPUs never blocks the host; the number of events that it records."""
 
 import os
 from contextlib import nullcontext

@@ -33,7 +33,7 @@ IN_PLACE = ["allreduce", "broadcast"]
 several = pytest.mark.skipif(SIZE == 1, reason="needs two ranks")
 pytestmark = pytest.mark.skipif(IS_ROCM, reason="compiled programs are refused on AMD's GPUs")
 watched = pytest.mark.skipif(IS_REAL, reason="the double holds streams back and counts calls")
-# What goes through host memory is there before it is sent.
+# Tensors that go through host memory are complete before they are sent.
 launched = pytest.mark.skipif(
     os.environ.get("HOROVOD_GPU_OPERATIONS") == "HOST", reason="the host waits for its copies"
 )
@@ -53,7 +53,7 @@ def rows(shape, kind):
 
 
 def expected(kind, shape, dtype=torch.float32):
-    """What a rank gets of `values`, summed where it is summed; from the last rank where it is sent."""
+    """A rank's result for `values`: a sum for reductions, the last rank's value for a broadcast."""
     everyones = [values(rank, shape, dtype) for rank in range(SIZE)]
     if kind == "allgather":
         return torch.cat(everyones)
@@ -222,7 +222,7 @@ def test_a_call_is_ordered_on_its_stream_and_the_host_does_not_wait(kind):
     """
     side, shape = Stream(DEVICE), (2 * SIZE, 3)
     operand, result = empty(shape), empty(rows(shape, kind))
-    # What is made once may wait.
+    # One-time initialisation may wait.
     call(kind, [operand], [result], on=side, name=f"first.{kind}")
     waits = [count(function) for function in HOST_WAITS]
 

@@ -171,7 +171,7 @@ class Api(ctypes.Structure):
 
 
 class XlaError(Exception):
-    """What a handler has returned: `code` is XLA's."""
+    """The error of a handler: `code` is XLA's."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -180,7 +180,7 @@ class XlaError(Exception):
 
 @dataclass
 class Place:
-    """What XLA tells a call of where it runs; what it does not tell it refuses with a text."""
+    """XLA's description of a call's place; missing facts are refused with a text."""
 
     ordinal: int | str
     stream: int | str | None

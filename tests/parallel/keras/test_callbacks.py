@@ -132,7 +132,7 @@ def test_schedules():
 
 
 def test_momentum_is_corrected_where_the_rate_changes():
-    """What has gathered before counts as if gathered at the new rate: as plain SGD without the learning rate in it."""
+    """Momentum from before counts as if gathered at the new rate: as plain SGD without the learning rate in it."""
     its = model()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.5))
     its.compile(optimizer=optimizer, loss="mse")
@@ -174,7 +174,7 @@ def test_best_model(tmp_path):
 @pytest.mark.parametrize("suffix", ["keras", "h5"])
 @pytest.mark.filterwarnings("ignore")
 def test_saving(tmp_path, suffix):
-    """What is saved is an ordinary model; `load_model` goes on where it was."""
+    """A saved model is an ordinary model; `load_model` continues from its state."""
     path = tmp_path / f"model.{suffix}"
     its = model()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.02))

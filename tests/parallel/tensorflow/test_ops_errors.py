@@ -1,4 +1,4 @@
-"""What goes wrong: TensorFlow's exceptions with the core's words, on every rank, and the job goes on."""
+"""Errors: TensorFlow's exceptions with the core's words, on every rank, and the job goes on."""
 
 import queue
 import threading

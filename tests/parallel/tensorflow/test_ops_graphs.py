@@ -1,4 +1,4 @@
-"""What TensorFlow knows of the operations: shapes before they run, names, attributes, and how they run side by side."""
+"""The operations in TensorFlow's graphs: shapes before they run, names, attributes, and concurrent runs."""
 
 import threading
 
@@ -13,7 +13,7 @@ SIZE, RANK = hvd.size(), hvd.rank()
 
 
 def shapes_of(function, shape, dtype=tf.float32):
-    """What is known of the outputs of a function of a tensor of this shape."""
+    """Static shapes of the outputs of a function of a tensor of this shape."""
     with tf.Graph().as_default():
         outputs = function(tf.compat.v1.placeholder(dtype, shape))
         return [output.shape for output in tf.nest.flatten(outputs)]

@@ -1,4 +1,4 @@
-"""What scripts written for TensorFlow 2 and Keras 2 call, in their order, under `TF_USE_LEGACY_KERAS=1`.
+"""Calls of scripts written for TensorFlow 2 and Keras 2, in their order, under `TF_USE_LEGACY_KERAS=1`.
 
 Each test is one kind of script in docs/keras.md ("Older scripts"), with other data and models.
 """

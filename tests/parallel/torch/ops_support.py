@@ -1,4 +1,4 @@
-"""What the tests of operations share: tensors that every rank can compute for every other, and expected results."""
+"""Common to the tests of operations: tensors that every rank can compute for every other, and expected results."""
 
 import zlib
 
@@ -33,7 +33,7 @@ def samples(shape, dtype, members=None, salt=""):
 
 
 def reduced(op, tensors):
-    """What an allreduce of these tensors gives."""
+    """The expected result of an allreduce of these tensors."""
     dtype = tensors[0].dtype
     if dtype == torch.bool:
         stacked = torch.stack(tensors)

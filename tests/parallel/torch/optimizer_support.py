@@ -1,4 +1,4 @@
-"""What the optimizer tests share: small models, data that every rank knows, training in one process to compare."""
+"""Common to the optimizer tests: small models, data that every rank knows, training in one process to compare."""
 
 import copy
 

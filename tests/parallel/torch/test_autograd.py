@@ -26,7 +26,7 @@ def leaf(*shape, salt=0):
 
 
 def weights(rank, *shape):
-    """What a rank multiplies its output with: its incoming gradient."""
+    """A rank's factors for its output: its incoming gradient."""
     generator = torch.Generator().manual_seed(1000 + rank)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 

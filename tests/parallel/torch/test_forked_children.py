@@ -19,7 +19,7 @@ def _the_job_goes_on():
 
 
 def observe():
-    """What a child sees, as text."""
+    """A child's view, as text."""
     import horovod.torch as child_hvd
 
     seen = [f"initialized={child_hvd.is_initialized()}"]

@@ -157,7 +157,7 @@ def test_a_job_can_be_left_and_started_again():
                 HorovodNotInitializedError, match=r"has not been initialized; use hvd.init"
             ) as error:
                 call()
-            # What scripts and libraries catch: the first around queries, the second around operations.
+            # Classes that scripts and libraries catch: the first around queries, the second around operations.
             assert isinstance(error.value, ValueError)
             assert isinstance(error.value, hvd.HorovodInternalError)
         hvd.shutdown()

@@ -1,4 +1,4 @@
-"""What plain PyTorch allows between two steps: other hooks, several backward passes, none, and passes that fail."""
+"""Uses that plain PyTorch allows between two steps: other hooks, several or no backward passes, failing passes."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""What DistributedOptimizer refuses or warns about, and what it keeps of the optimizer it wraps."""
+"""Refusals and warnings of DistributedOptimizer, and the attributes it keeps of the optimizer it wraps."""
 
 import copy
 import gc

@@ -205,7 +205,7 @@ def test_a_group_travels_under_the_name_of_its_first_member(monkeypatch):
 @several
 @pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.fp16])
 def test_if_gradients_fail_the_others_are_there_before_it_is_said(compression):
-    """What is in flight still writes into gradients, which the script may touch after the exception."""
+    """Operations in flight still write into gradients, which the script may touch after the exception."""
     own = 1.0 + hvd.rank()
     sizes = {"a": 2 + hvd.rank(), "b": 4, "c": 3 + hvd.rank(), "d": 5}
     params = {name: torch.nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}

@@ -261,7 +261,7 @@ def test_what_holds_no_parameters_is_refused(wrong):
 
 
 def test_a_failed_broadcast_leaves_nothing_behind_that_writes():
-    """What is restored after the failure must not be overwritten by the rest of it."""
+    """Values restored after the failure must not be overwritten by the rest of it."""
     if hvd.size() == 1:
         pytest.skip("needs several ranks")
     params = [torch.ones(2 + (hvd.rank() == 1 and i == 0)) for i in range(50)]

@@ -1,1 +1,1 @@
-"""What HorovodRunner has for TensorFlow."""
+"""HorovodRunner's part for TensorFlow."""

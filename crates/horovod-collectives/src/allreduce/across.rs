@@ -40,7 +40,7 @@ pub(super) fn parts(algorithm: Across, len: usize, members: usize) -> Parts {
     Parts { len, count }
 }
 
-/// Who takes part: member indices, and this member's position among them.
+/// The group's members as member indices, and this member's position among them.
 #[derive(Clone, Copy)]
 pub(super) struct Group<'a> {
     pub(super) members: &'a [usize],
@@ -111,7 +111,7 @@ pub(super) fn run(
         members: &members,
         me: ctx.me,
     };
-    let ready = speaking(ctx, reducer, vector, false);
+    let ready = sendable(ctx, reducer, vector, false);
     let result = with(ctx, algorithm, reducer, &ready, group, to_the_end);
     ctx.scratch.put_vector(ready);
     result
@@ -120,7 +120,7 @@ pub(super) fn run(
 /// The vector with inputs that can be sent as they are: where this rank has nothing to say the neutral
 /// element is written to the outputs and sent from there, and so is everything if it is to be
 /// `prescaled`.
-pub(super) fn speaking(
+pub(super) fn sendable(
     ctx: &mut Ctx<'_>,
     reducer: &Reducer,
     vector: &Vector,

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use horovod_kernels::Source;
 
-use super::across::{self, Going, Group, speaking, to_the_end};
+use super::across::{self, Going, Group, sendable, to_the_end};
 use super::{GroupPosition, Reducer, reduce_range};
 use crate::context::Ctx;
 use crate::error::CollectiveError;
@@ -65,7 +65,7 @@ impl Lanes {
         across::parts(self.algorithm, self.of(position).len(), self.hosts)
     }
 
-    /// What a step takes of a lane: `chunk` elements of each part, with the part's number.
+    /// A step's part of a lane: `chunk` elements of each part, with the part's number.
     fn step(
         self,
         position: usize,
@@ -123,7 +123,7 @@ fn alone_on_host(
         members: &members,
         me,
     };
-    let ready = speaking(ctx, reducer, vector, true);
+    let ready = sendable(ctx, reducer, vector, true);
     let plain = reducer.without_pre();
     let result = across::with(ctx, lanes.algorithm, &plain, &ready, group, to_the_end);
     ctx.scratch.put_vector(ready);
@@ -211,7 +211,7 @@ fn side_by_side(
     let align = LINE / size;
     let places = lanes.lanes * lanes.parts(0).count;
     let fits = local.slot_len() / places / LINE * align;
-    // What passes between hosts at a time; the host's memory may not hold as much.
+    // Bytes that pass between hosts in one step; the host's memory may not hold as much.
     let chunk = (ctx.tuning.wire_chunk_bytes / size / align * align).clamp(align, fits.max(align));
     let schedule = Schedule {
         steps: lanes.steps(chunk),
@@ -337,8 +337,8 @@ impl Work for Inward<'_> {
     fn finish(&mut self, step: usize, slots: &Slots<'_>) {
         let mut sources = std::mem::take(&mut self.sources);
         for (part, range) in self.lanes.step(self.me, step, self.chunk) {
-            // SAFETY: as in `stage`; all peers have published this step. What this overwrites of its
-            // own inputs, when in place, is never staged.
+            // SAFETY: as in `stage`; all peers have published this step. An in-place step overwrites only those of its
+            // own inputs that are never staged.
             unsafe {
                 let theirs = |position| self.at(slots.of(position), self.me, part).cast_const();
                 let reducer = self.reducer;

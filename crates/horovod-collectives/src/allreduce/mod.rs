@@ -39,7 +39,7 @@ pub struct Reduction {
     pub op: ReduceOp,
     /// Factors around it.
     pub scale: Scale,
-    /// What `Average` divides by: the number of ranks that contribute. Not used by other operations.
+    /// Divisor of `Average`: the number of ranks that contribute. Not used by other operations.
     pub divisor: u32,
 }
 
@@ -83,7 +83,7 @@ pub unsafe fn allreduce(
         };
         let algorithm = choose(bytes, ctx.layout, ctx.tuning);
         if reducer.prescaled && !stages_scaled(algorithm, ctx.data) {
-            let scaled = across::speaking(ctx, &reducer, &vector, true);
+            let scaled = across::sendable(ctx, &reducer, &vector, true);
             ctx.scratch
                 .put_vector(std::mem::replace(&mut vector, scaled));
             reducer = reducer.without_pre();
@@ -156,7 +156,7 @@ fn staged(ctx: &mut Ctx<'_>, reducer: &Reducer, vector: &Vector) -> Result<(), C
         me: local.me(),
         sources,
     };
-    // What does not stay in the caches waits for memory, which serves two streams at a time better than four.
+    // Beyond the cache size the copy is memory-bound: two concurrent streams reach more bandwidth than four.
     let refills = vector.len() * vector.size() < ctx.tuning.stream_min_bytes;
     let schedule = Schedule {
         steps: cut.steps,

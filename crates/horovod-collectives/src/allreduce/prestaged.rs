@@ -15,7 +15,7 @@ use crate::scratch::Scratch;
 use crate::select;
 use crate::slices::{Segment, Vector};
 
-/// What [`prestage`] works with: as in [`Ctx`], before there is one.
+/// Context of [`prestage`]: the fields of [`Ctx`] that exist before the operation starts.
 #[derive(Debug)]
 pub struct StagingContext<'a> {
     /// The links and the arena of this generation.
@@ -24,7 +24,7 @@ pub struct StagingContext<'a> {
     pub layout: &'a SetLayout,
     /// Sizes; the same on all members.
     pub tuning: &'a Tuning,
-    /// What lasts from one operation to the next.
+    /// State kept from one operation to the next.
     pub scratch: &'a mut Scratch,
     /// Whether ranks outnumber the cores of this host.
     pub oversubscribed: bool,

@@ -20,7 +20,7 @@ use crate::slices::Vector;
 const LEAST_BUFFER: usize = 64;
 
 pub(super) struct Ring<'a> {
-    /// What joins the partial result here; the last member's makes it the result.
+    /// Adds this member's input to the partial result; the last member's reducer completes the result.
     reducer: Reducer,
     vector: &'a Vector,
     outputs: &'a Vector,

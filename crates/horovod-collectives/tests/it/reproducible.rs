@@ -10,7 +10,7 @@ use horovod_protocol::{DType, ReduceOp, Scale};
 const LENGTHS: [usize; 14] = [1, 7, 300, 2, 33, 64, 1500, 5, 16, 90, 3, 700, 1, 250];
 const FUSIONS: u64 = 6;
 
-/// What is done to every tensor.
+/// The operation on every tensor.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     dtype: DType,
@@ -85,7 +85,7 @@ fn combine(case: Case, pre: f64, divisor: u32, post: f64, inputs: &[Vec<u8>]) ->
     out
 }
 
-/// What every rank must get: the members of each host in their order, then the hosts in theirs.
+/// The expected result on every rank: the members of each host in their order, then the hosts in theirs.
 fn expected(world: &World, grouped: bool, case: Case, tensor: usize) -> Vec<u8> {
     let n = world.size();
     let mut inputs: Vec<Vec<u8>> = (0..n)

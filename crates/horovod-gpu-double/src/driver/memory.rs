@@ -37,7 +37,7 @@ pub(crate) fn free(
     what: &str,
     is_right: impl Fn(Kind) -> bool,
 ) -> Outcome {
-    // What is copied at this moment ends first: the pages are about to go.
+    // Copies in progress end first: the pages are about to be unmapped.
     state.wait_until(|state| state.touching == 0);
     let kind = state.memory.at(start).map(|a| a.kind);
     if kind.is_some_and(|kind| !is_right(kind)) {
@@ -423,7 +423,7 @@ pub unsafe extern "C" fn cuMemcpyBatchAsync_v2(
     })
 }
 
-/// What copies in no order among themselves use.
+/// Accesses of copies that have no order among themselves.
 pub(crate) fn batch_accesses(copies: &[(u64, u64, usize)]) -> Vec<Access> {
     let of = |(i, &(to, from, bytes)): (usize, &(u64, u64, usize))| {
         [

@@ -1,4 +1,4 @@
-//! What every call of NCCL goes through, and how communicators and groups are carried on.
+//! Common steps of NCCL's calls, and the progress of communicators and groups.
 
 use std::fmt;
 
@@ -52,7 +52,7 @@ pub(crate) fn nccl(
     code
 }
 
-/// What `ncclGetErrorString` says.
+/// Result of `ncclGetErrorString`.
 pub(crate) fn error_text(code: i32) -> &'static std::ffi::CStr {
     match code {
         0 => c"no error",
@@ -236,7 +236,9 @@ impl Call {
         if let Some(communicator) = self.communicators.get_mut(&id)
             && communicator.phase == Phase::Ready
         {
-            communicator.phase = Phase::Finalizing { is_told: false };
+            communicator.phase = Phase::Finalizing {
+                is_announced: false,
+            };
             if !communicator.is_blocking {
                 communicator.polls = polls;
             }

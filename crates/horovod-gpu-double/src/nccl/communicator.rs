@@ -21,7 +21,7 @@ pub(crate) enum Phase {
     Ready,
     /// Waits for its launches, then for the other ranks.
     Finalizing {
-        is_told: bool,
+        is_announced: bool,
     },
     Finalized,
 }
@@ -41,12 +41,12 @@ pub(crate) struct Communicator {
     pub(crate) device: i32,
     pub(crate) is_blocking: bool,
     pub(crate) phase: Phase,
-    /// What is wrong with it; 0 nothing.
+    /// Error code of the communicator; 0 for none.
     pub(crate) error: i32,
     pub(crate) last_error: String,
     /// So often `ncclCommGetAsyncError` still answers 7.
     pub(crate) polls: u32,
-    /// What is launched once those are over.
+    /// Work that is launched once those polls are over.
     pending: Vec<Queued>,
     /// The thread that used it first, and one that is inside.
     pub(crate) thread: Option<u64>,
@@ -123,7 +123,7 @@ impl Communicator {
         !self.launches.is_empty() || !self.pending.is_empty()
     }
 
-    pub(crate) fn say(&mut self, message: Message) {
+    pub(crate) fn send(&mut self, message: Message) {
         if let Some(writer) = &self.writer {
             // A writer that is gone has seen the connection break, which the reader reports.
             let _ = writer.send(message);
@@ -148,7 +148,7 @@ impl Communicator {
 }
 
 impl State {
-    /// What `ncclCommGetAsyncError` says; carries on what waits for it.
+    /// Result of `ncclCommGetAsyncError`; also makes progress with the pending work.
     pub(crate) fn progress(&mut self, id: u64, is_poll: bool) -> i32 {
         let Some(communicator) = self.communicators.get_mut(&id) else {
             return INVALID_ARGUMENT;
@@ -172,10 +172,10 @@ impl State {
         let Some(communicator) = self.communicators.get_mut(&id) else {
             return INVALID_ARGUMENT;
         };
-        if let Phase::Finalizing { is_told } = communicator.phase {
-            if !is_told && communicator.launches.is_empty() {
-                communicator.phase = Phase::Finalizing { is_told: true };
-                communicator.say(Message::Finalize);
+        if let Phase::Finalizing { is_announced } = communicator.phase {
+            if !is_announced && communicator.launches.is_empty() {
+                communicator.phase = Phase::Finalizing { is_announced: true };
+                communicator.send(Message::Finalize);
             }
             return IN_PROGRESS;
         }
@@ -393,7 +393,7 @@ pub(crate) fn begin(state: &mut Locked, id: u64, number: u64, all_live: bool) ->
             data,
         };
         match state.communicators.get_mut(&id) {
-            Some(communicator) => communicator.say(message),
+            Some(communicator) => communicator.send(message),
             // Aborted meanwhile, which has completed the operation.
             None => return true,
         }
@@ -535,7 +535,7 @@ fn receive(id: u64, message: Message) {
     notify();
 }
 
-/// What a part of a launch gets has arrived.
+/// Stores received data as the result of a part of a launch.
 fn outcome(state: &mut Locked, id: u64, number: u64, index: usize, data: &[u8]) {
     let Some(launch) = state
         .communicators

@@ -259,7 +259,7 @@ pub unsafe extern "C" fn ncclCommSplit(
             if let Some(made) = made {
                 parent.splits.insert(number, made);
             }
-            parent.say(Message::Split { number, color, key });
+            parent.send(Message::Split { number, color, key });
         }
         let handle = made.map_or(std::ptr::null_mut(), |id| encode(Sort::Communicator, id));
         // SAFETY: not null; the caller's promise.

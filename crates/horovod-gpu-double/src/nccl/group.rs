@@ -10,7 +10,7 @@ pub(crate) struct Queued {
     pub(crate) stream: u64,
 }
 
-/// What a thread's group holds so far.
+/// State of a thread's group.
 #[derive(Debug, Default)]
 pub(crate) struct Group {
     /// Groups nest; the outermost counts.

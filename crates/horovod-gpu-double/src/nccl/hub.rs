@@ -119,14 +119,14 @@ impl Session {
 }
 
 impl HubState {
-    fn tell(&mut self, rank: u32, message: &Message) {
+    fn send_to(&mut self, rank: u32, message: &Message) {
         if let Some((_, stream)) = self.members.get_mut(&rank) {
-            // Who cannot be told is about to be seen as lost.
+            // A rank whose connection fails is found to be lost by the next read.
             let _ = message.write(stream);
         }
     }
 
-    fn tell_all(&mut self, message: &Message) {
+    fn send_all(&mut self, message: &Message) {
         for (_, stream) in self.members.values_mut() {
             let _ = message.write(stream);
         }
@@ -136,7 +136,7 @@ impl HubState {
         if let Some(text) = self.objection(&hello) {
             let refused = Message::Refused { code: 5, text };
             let _ = refused.write(&mut stream);
-            self.tell_all(&refused);
+            self.send_all(&refused);
             return;
         }
         let size = hello.size as usize;
@@ -144,7 +144,7 @@ impl HubState {
         if self.members.len() == size {
             self.is_complete = true;
             self.size = size;
-            self.tell_all(&Message::Welcome);
+            self.send_all(&Message::Welcome);
         }
     }
 
@@ -180,7 +180,7 @@ impl HubState {
         }
         if !self.finalized.contains(&rank) {
             let text = format!("rank {rank} is gone");
-            self.tell_all(&Message::Lost { text });
+            self.send_all(&Message::Lost { text });
         }
     }
 
@@ -209,7 +209,7 @@ impl HubState {
                     .keys()
                     .all(|rank| self.finalized.contains(rank));
                 if are_all {
-                    self.tell_all(&Message::Finalized);
+                    self.send_all(&Message::Finalized);
                 }
             }
             _ => {}
@@ -233,7 +233,7 @@ impl HubState {
                 slot.first,
                 describe(shape),
             );
-            self.tell_all(&Message::Mismatch { text });
+            self.send_all(&Message::Mismatch { text });
             return;
         }
         slot.parts.insert(rank, (claim, data));
@@ -250,7 +250,7 @@ impl HubState {
             .unzip();
         let results = part::results(shape, &data);
         for ((rank, (launch, part)), data) in claims.into_iter().zip(results) {
-            self.tell(rank, &Message::Outcome { launch, part, data });
+            self.send_to(rank, &Message::Outcome { launch, part, data });
         }
     }
 
@@ -295,12 +295,12 @@ impl HubState {
                 describe(sent),
                 describe(wanted)
             );
-            self.tell_all(&Message::Mismatch { text });
+            self.send_all(&Message::Mismatch { text });
             return;
         }
         let outcome = |(launch, part): Claim, data| Message::Outcome { launch, part, data };
-        self.tell(to, &outcome(receiver, data));
-        self.tell(from, &outcome(sender, Vec::new()));
+        self.send_to(to, &outcome(receiver, data));
+        self.send_to(from, &outcome(sender, Vec::new()));
     }
 
     fn split(&mut self, rank: u32, number: u64, color: i32, key: i32) {
@@ -321,7 +321,7 @@ impl HubState {
             let size = ranks.len() as u32;
             for (new, (_, rank)) in ranks.into_iter().enumerate() {
                 let rank_there = new as u32;
-                self.tell(
+                self.send_to(
                     rank,
                     &Message::SplitDone {
                         number,

@@ -6,7 +6,7 @@ use super::reduction::{self, AVERAGE, FIRST_MADE, dtype_of};
 use super::wire::Shape;
 use crate::memory::Access;
 
-/// What is done.
+/// Function of NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Function {
@@ -115,7 +115,7 @@ impl Part {
         }
     }
 
-    /// What it uses, and whether its two buffers lie as they may.
+    /// Memory accesses of the part, and whether the overlap of its two buffers is allowed.
     pub(crate) fn accesses(&self, rank: i32, size: i32, number: usize) -> (Vec<Access>, bool) {
         let (sent, received) = self.lengths(rank, size);
         let one = self.count * self.element().size() as u64;
@@ -139,7 +139,7 @@ impl Part {
         )
     }
 
-    /// What is sent of the bytes at `send`.
+    /// Applies the scaling of the operator to the bytes to be sent.
     pub(crate) fn prepare(&self, data: &mut [u8], size: i32) {
         let dtype = self.element();
         if let Some(scalar) = &self.scalar {
@@ -151,7 +151,7 @@ impl Part {
     }
 }
 
-/// What every rank gets out of a collective for which all have sent their part.
+/// Every rank's result of a collective whose parts have all arrived.
 pub(crate) fn results(shape: Shape, parts: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let size = parts.len();
     let dtype = dtype_of(shape.dtype).unwrap_or(DType::U8);

@@ -2,10 +2,10 @@
 
 use std::io::{self, Read, Write};
 
-/// What makes a hub's session unguessable enough for two jobs on one machine.
+/// Identity of a hub's session, unguessable enough for two jobs on one machine.
 pub(crate) type Magic = [u8; 8];
 
-/// What all ranks must agree on in a collective.
+/// Properties of a collective that must be equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) function: u8,
@@ -35,7 +35,7 @@ pub(crate) enum Message {
         code: i32,
         text: String,
     },
-    /// What a rank puts in.
+    /// A rank's input.
     Part {
         launch: u64,
         part: u32,
@@ -43,7 +43,7 @@ pub(crate) enum Message {
         shape: Shape,
         data: Vec<u8>,
     },
-    /// What it gets out.
+    /// A rank's result.
     Outcome {
         launch: u64,
         part: u32,

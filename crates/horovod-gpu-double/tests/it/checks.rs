@@ -376,7 +376,7 @@ fn a_global_capture_forbids_what_may_synchronise() {
         assert_eq!(status, 2);
         assert_eq!(double_stream_end_capture(stream), -1);
     }
-    // What was captured did not run.
+    // Captured operations did not run.
     assert_ne!(read(own, memory, 8), [1; 8]);
 }
 

@@ -226,16 +226,16 @@ fn processes_are_ranks_too() {
     };
     let mut children: Vec<_> = (0..3).map(start).collect();
     // The root says its id after what the test runner prints.
-    let mut told = Vec::new();
+    let mut received = Vec::new();
     let out = children[0].stdout.as_mut().unwrap();
     let id = loop {
         let mut byte = [0];
         out.read_exact(&mut byte).unwrap();
-        told.extend(byte);
-        if let Some(at) = told.windows(3).position(|w| w == b"id:")
-            && told.len() == at + 3 + 128
+        received.extend(byte);
+        if let Some(at) = received.windows(3).position(|w| w == b"id:")
+            && received.len() == at + 3 + 128
         {
-            break told[at + 3..].to_vec();
+            break received[at + 3..].to_vec();
         }
     };
     for child in &mut children[1..] {

@@ -79,7 +79,7 @@ impl Program {
         }
     }
 
-    /// What comes before an operation of a stream that would be submitted now.
+    /// Operations that precede an operation submitted to a stream now.
     fn history(&self, stream: usize, also: Option<usize>) -> Before {
         let number = self.before.len();
         let mut direct: Vec<usize> = self.host.clone();
@@ -258,7 +258,7 @@ fn correct_programs_have_no_violations_and_right_results() {
             let stream = program.any_stream();
             let (memory, from, to) = program.range();
             let writes = program.numbers.below(2) == 0;
-            // What the access conflicts with comes first: the stream waits for it.
+            // Conflicting accesses come first: the stream waits for them.
             loop {
                 let history = program.history(stream, None);
                 let access = Access {

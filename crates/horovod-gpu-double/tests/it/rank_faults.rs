@@ -12,10 +12,10 @@ use horovod_gpu_double::nccl::exports::{
 };
 use horovod_gpu_double::testing::double_live;
 
-/// What ranks that cannot become a communicator are told.
+/// Errors of ranks that cannot form a communicator.
 fn refusals(settings: [&str; 2], sizes: [usize; 2], devices: [c_int; 2]) -> Vec<(i32, String)> {
     let id = unique_id();
-    let mut told = Vec::new();
+    let mut received = Vec::new();
     let mut made = Vec::new();
     for rank in 0..2 {
         configure(settings[rank]);
@@ -33,11 +33,11 @@ fn refusals(settings: [&str; 2], sizes: [usize; 2], devices: [c_int; 2]) -> Vec<
         };
         // SAFETY: a communicator.
         unsafe {
-            told.push((code, text_of(ncclGetLastError(communicator))));
+            received.push((code, text_of(ncclGetLastError(communicator))));
             ncclCommAbort(communicator);
         }
     }
-    told
+    received
 }
 
 #[test]
@@ -151,9 +151,9 @@ fn ranks_that_do_not_fit_are_refused() {
         ([two, two], [2, 3], [0, 1], "says 2"),
     ];
     for (settings, sizes, devices, text) in cases {
-        for (code, told) in refusals(settings, sizes, devices) {
+        for (code, received) in refusals(settings, sizes, devices) {
             assert_eq!(code, 5);
-            assert!(told.contains(text), "{told}");
+            assert!(received.contains(text), "{received}");
         }
     }
 }

@@ -30,7 +30,7 @@ struct Reference {
     width: Duration,
 }
 
-/// What is known of the device's clock.
+/// State of the conversion from the device's clock to the host's.
 #[derive(Default)]
 pub(super) struct DeviceClock {
     stream: Option<Stream>,

@@ -12,7 +12,7 @@ use crate::kernels::{DeviceCopy, Kernels};
 use crate::nccl::{Communicator, NcclOp, NcclType};
 use crate::stream::Stream;
 
-/// What a launch runs with.
+/// Context of a launch.
 pub(super) struct Launcher<'a> {
     pub(super) device: &'static Device,
     pub(super) stream: &'a Stream,

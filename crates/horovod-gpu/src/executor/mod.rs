@@ -1,8 +1,8 @@
 //! The executor: one thread and one stream of a GPU, which carry out work in the order in which it is given.
 //!
-//! The thread alone calls NCCL, and all communicators share the stream: so the order of launches is that of the work,
-//! which the engine keeps alike on all ranks, and overlapping groups cannot wait for each other. What is launched is
-//! polled until its end event has passed.
+//! The thread alone calls NCCL, and all communicators share the stream. So the order of launches is that of the work,
+//! which the engine keeps alike on all ranks, and overlapping groups cannot wait for each other. The thread polls
+//! launched work until its end event has passed.
 
 mod clock;
 mod communicators;
@@ -64,7 +64,7 @@ struct Running {
     ended: Receiver<()>,
 }
 
-/// What the callers and the thread share.
+/// State common to the callers and the thread.
 struct ExecutorState {
     queue: Mutex<Queue>,
     changed: Condvar,
@@ -88,12 +88,12 @@ struct Queue {
     state: QueueState,
     /// Of what was queued last.
     last: Option<u64>,
-    /// What is being launched.
-    launching: Option<Front>,
-    /// What was launched and is the next to end.
-    front: Option<Front>,
-    /// What will be queued as soon as there is memory for it.
-    preparing: Option<Front>,
+    /// Work being launched.
+    launching: Option<WorkProgress>,
+    /// Launched work that is the next to end.
+    oldest: Option<WorkProgress>,
+    /// Work that will be queued as soon as there is memory for it.
+    preparing: Option<WorkProgress>,
 }
 
 /// Work that the thread has not taken up.
@@ -105,8 +105,8 @@ struct Queued {
 
 impl Queued {
     /// As what keeps all else up: the thread is in a call that does not return.
-    fn front(&self) -> Front {
-        Front {
+    fn oldest(&self) -> WorkProgress {
+        WorkProgress {
             title: self.work.title.clone(),
             seq: self.work.seq,
             set: self.work.set,
@@ -121,7 +121,7 @@ const LAUNCH_MAX: Duration = Duration::from_millis(200);
 
 /// The work that is the next to end.
 #[derive(Clone, Debug)]
-pub struct Front {
+pub struct WorkProgress {
     /// As in [`Work`].
     pub title: Arc<str>,
     /// As in [`Work`].
@@ -150,11 +150,11 @@ pub enum Phase {
 pub struct ExecutorProgress {
     /// The place of the work that was queued last.
     pub last: Option<u64>,
-    /// What has not ended, if anything.
-    pub front: Option<Front>,
+    /// Work that has not ended, if any.
+    pub oldest: Option<WorkProgress>,
 }
 
-/// What the thread does with its work.
+/// Mode in which the thread handles its queue.
 #[derive(Default)]
 enum QueueState {
     /// Launches it, and waits for more.
@@ -197,8 +197,8 @@ impl ExecutorState {
     }
 
     /// Set what is the next to end.
-    fn set_front(&self, front: Option<Front>) {
-        self.lock().front = front;
+    fn set_oldest(&self, oldest: Option<WorkProgress>) {
+        self.lock().oldest = oldest;
     }
 
     /// The device has not come to rest in this time.
@@ -206,7 +206,7 @@ impl ExecutorState {
         self.given_up.store(true, Ordering::Release);
         stays_busy(GpuLoss::Busy {
             ordinal: self.ordinal,
-            title: self.progress().front.map(|front| front.title),
+            title: self.progress().oldest.map(|oldest| oldest.title),
             after,
             orderly,
         });
@@ -214,17 +214,17 @@ impl ExecutorState {
 
     fn progress(&self) -> ExecutorProgress {
         let queue = self.lock();
-        let is_long = |front: &&Front| front.since.elapsed() >= LAUNCH_MAX;
+        let is_long = |oldest: &&WorkProgress| oldest.since.elapsed() >= LAUNCH_MAX;
         let launching = queue.launching.as_ref();
-        let front = launching
+        let oldest = launching
             .filter(is_long)
-            .or(queue.front.as_ref())
+            .or(queue.oldest.as_ref())
             .or(launching)
             .or(queue.preparing.as_ref());
-        let queued = || queue.work.front().map(Queued::front);
+        let queued = || queue.work.front().map(Queued::oldest);
         ExecutorProgress {
             last: queue.last,
-            front: front.cloned().or_else(queued),
+            oldest: oldest.cloned().or_else(queued),
         }
     }
 
@@ -334,7 +334,7 @@ impl Executor {
     pub fn prepares(&self, title: Arc<str>, seq: u64, set: u32) {
         let mut queue = self.shared.lock();
         queue.last = Some(seq);
-        queue.preparing = Some(Front {
+        queue.preparing = Some(WorkProgress {
             title,
             seq,
             set,
@@ -353,8 +353,8 @@ impl Executor {
         self.shared.progress()
     }
 
-    /// What all work that has not ended will end with, as soon as it is known, unless that is [`Self::abort`]. The end may
-    /// be long in coming: communicators are aborted first, and the device comes to rest.
+    /// The error of all work that has not ended, as soon as the error is known, unless it comes from [`Self::abort`].
+    /// The work itself may end much later: communicators are aborted first, and the device must become idle.
     pub fn failure(&self) -> Option<&WorkError> {
         self.shared.failure.get()
     }
@@ -364,7 +364,8 @@ impl Executor {
         self.shared.abort(cause, false);
     }
 
-    /// What was aborted has not ended so long after, and is waited for no longer: [`crate::loss()`] says so from now on.
+    /// Stop waiting, after this time, for work that was aborted but has not ended: [`crate::loss()`] reports it from
+    /// now on.
     pub fn give_up(&self, after: Duration) {
         self.shared.give_up(after, false);
     }

@@ -10,7 +10,8 @@ use super::launch::Launcher;
 use super::plan::{LaunchPlan, PACKED_MAX, SMALL_MAX};
 use super::work::Work;
 use super::{
-    ExecutorSettings, ExecutorState, Front, Phase, Queue, QueueState, Queued, State, WorkError,
+    ExecutorSettings, ExecutorState, Phase, Queue, QueueState, Queued, State, WorkError,
+    WorkProgress,
 };
 use crate::device::Device;
 use crate::error::GpuError;
@@ -30,7 +31,7 @@ const INPUTS_CHECK_AFTER: Duration = Duration::from_millis(200);
 /// How long the device may take to come to rest after an abort.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// What the thread works with.
+/// State of the executor's thread.
 pub(super) struct GpuThread {
     device: &'static Device,
     settings: ExecutorSettings,
@@ -39,13 +40,13 @@ pub(super) struct GpuThread {
     communicators: Communicators,
     /// Where small tensors are brought together; grows.
     arena: Option<DeviceMemory>,
-    /// What it was before it grew, where memory is not freed in the stream's order: freeing it would wait for the device,
-    /// which may be at a kernel that only ends when this thread aborts it.
+    /// Earlier arenas, where memory is not freed in the stream's order. Freeing one would wait for the device, which
+    /// may run a kernel that only ends when this thread aborts it.
     outgrown: Vec<DeviceMemory>,
     /// Beside that, for what is being launched.
     scratch: Option<DeviceMemory>,
     on_device: VecDeque<OnDevice>,
-    /// What all work ends with from here on.
+    /// Result of all work from now on, if there was a failure or an abort.
     over: Option<WorkError>,
     checked: Instant,
     nap: Duration,
@@ -57,7 +58,7 @@ struct OnDevice {
     end: Arc<Event>,
     /// Of its group.
     key: Option<u64>,
-    /// What it is behind of, as far as is known.
+    /// Events known to precede this work.
     after: Vec<Arc<Event>>,
     title: Arc<str>,
     seq: u64,
@@ -66,13 +67,13 @@ struct OnDevice {
     timed: Option<Timed>,
 }
 
-/// What is to be done next.
+/// Next task of the thread.
 enum Next {
     Launch(Work, Arc<Mutex<State>>),
     /// The communicator of this group, which was removed.
     Finalize(u64),
     Abort(Arc<str>),
-    Look,
+    Poll,
     Close,
 }
 
@@ -120,10 +121,10 @@ impl GpuThread {
                         self.fail(&error);
                     }
                 }
-                Next::Look => {}
+                Next::Poll => {}
                 Next::Close => return self.close(),
             }
-            self.look();
+            self.poll();
         }
     }
 
@@ -147,7 +148,7 @@ impl GpuThread {
                 return Next::Finalize(key);
             }
             if let Some(Queued { work, state, .. }) = queue.work.pop_front() {
-                queue.launching = Some(Front {
+                queue.launching = Some(WorkProgress {
                     title: work.title.clone(),
                     seq: work.seq,
                     set: work.set,
@@ -167,7 +168,7 @@ impl GpuThread {
                 continue;
             }
             if waited {
-                return Next::Look;
+                return Next::Poll;
             }
             let woken = shared.changed.wait_timeout(queue, self.nap);
             (queue, _) = woken.unwrap_or_else(PoisonError::into_inner);
@@ -224,7 +225,7 @@ impl GpuThread {
                     timed,
                 });
                 if self.on_device.len() == 1 {
-                    self.tell_front();
+                    self.publish_progress();
                 }
             }
             Err(why) => {
@@ -292,23 +293,28 @@ impl GpuThread {
     }
 
     /// Tell what is the next to end.
-    fn tell_front(&self) {
-        let front = self.on_device.front().map(|first| Front {
+    fn publish_progress(&self) {
+        let oldest = self.on_device.front().map(|first| WorkProgress {
             title: first.title.clone(),
             seq: first.seq,
             set: first.set,
             phase: Phase::Runs,
             since: Instant::now(),
         });
-        self.shared.set_front(front);
+        self.shared.set_oldest(oldest);
     }
 
     /// Find out what keeps the device from what has not ended for long.
-    fn look_at_inputs(&mut self) -> Result<(), GpuError> {
+    fn poll_inputs(&mut self) -> Result<(), GpuError> {
         let Some(first) = self.on_device.front_mut() else {
             return Ok(());
         };
-        let since = self.shared.lock().front.as_ref().map(|front| front.since);
+        let since = self
+            .shared
+            .lock()
+            .oldest
+            .as_ref()
+            .map(|oldest| oldest.since);
         let is_old = since.is_some_and(|since| since.elapsed() >= INPUTS_CHECK_AFTER);
         if first.after.is_empty() || !is_old {
             return Ok(());
@@ -324,8 +330,8 @@ impl GpuThread {
             true => Phase::Runs,
             false => Phase::AwaitsEvents,
         };
-        if let Some(front) = &mut self.shared.lock().front {
-            front.phase = phase;
+        if let Some(oldest) = &mut self.shared.lock().oldest {
+            oldest.phase = phase;
         }
         Ok(())
     }
@@ -349,7 +355,7 @@ impl GpuThread {
     }
 
     /// See what has ended, or has failed.
-    fn look(&mut self) {
+    fn poll(&mut self) {
         let any = match self.complete_ended() {
             Ok(any) => any,
             Err(error) => return self.fail(&error),
@@ -364,13 +370,13 @@ impl GpuThread {
             if let Err(error) = self.communicators.check() {
                 return self.fail(&error);
             }
-            if let Err(error) = self.look_at_inputs() {
+            if let Err(error) = self.poll_inputs() {
                 return self.fail(&error);
             }
         }
         if any {
             self.nap = NAP;
-            self.tell_front();
+            self.publish_progress();
             (self.shared.notify)();
         }
     }
@@ -403,7 +409,7 @@ impl GpuThread {
                 self.shared.give_up(DRAIN_TIMEOUT, false);
                 // Their memory stays in use: they never end.
                 self.on_device.clear();
-                self.tell_front();
+                self.publish_progress();
                 return false;
             }
             std::thread::sleep(nap);
@@ -412,7 +418,7 @@ impl GpuThread {
         for ended in self.on_device.drain(..) {
             lock(&ended.state).ended = Some(Err(why.clone()));
         }
-        self.tell_front();
+        self.publish_progress();
         (self.shared.notify)();
         true
     }

@@ -12,7 +12,7 @@ use crate::nccl::NcclOp;
 pub struct Group {
     /// Names the group in this executor.
     pub key: u64,
-    /// What one member has made and all have.
+    /// Identity that one member has created and sent to all.
     pub id: [u8; 128],
     /// How many members there are.
     pub size: i32,
@@ -49,9 +49,9 @@ pub enum Call {
     },
     /// Each member sends each other one its own bytes.
     AllToAll {
-        /// What is sent, in the order of the members.
+        /// Bytes to send, in the order of the members.
         input: u64,
-        /// What is received, in the same order.
+        /// Room for received bytes, in the same order.
         output: u64,
         /// Bytes to each.
         send: Vec<usize>,
@@ -109,11 +109,11 @@ pub struct AllReduce {
     pub count: usize,
     /// Of the tensor; bool is one byte, 0 or 1.
     pub dtype: DType,
-    /// What becomes of them.
+    /// Operation and scaling of the elements.
     pub reduction: Reduction,
 }
 
-/// What a member brings to an allreduce.
+/// A member's contribution to an allreduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operand {
     /// A tensor's first byte.
@@ -133,11 +133,11 @@ pub struct ReduceScatter {
     pub counts: Vec<usize>,
     /// Of the tensor.
     pub dtype: DType,
-    /// What becomes of them.
+    /// Operation and scaling of the elements.
     pub reduction: Reduction,
 }
 
-/// What is launched together.
+/// Calls that are launched together.
 pub struct Work {
     /// For who waits in vain.
     pub title: Arc<str>,
@@ -147,7 +147,7 @@ pub struct Work {
     pub set: u32,
     /// `None`: this member is the only one, or nothing is exchanged.
     pub group: Option<Arc<Group>>,
-    /// What must have passed on the device before.
+    /// Events that must have passed on the device before the launch.
     pub after: Vec<Arc<Event>>,
     /// In the same order on every member of the group.
     pub calls: Vec<Call>,

@@ -104,7 +104,7 @@ fn which_gpus_is_what_a_framework_says_or_what_is_there() {
         ..Search::default()
     };
     alone(&rocm, || {
-        // What is set is the only place, and what was opened stays.
+        // The configured path is the only one searched, and an opened library stays open.
         let cuda = crate::testing::folder_of_parent().with_file_name("libcuda.so.1");
         assert!(set_search(Search {
             cuda_library: Some(cuda.clone()),

@@ -13,7 +13,7 @@ use crate::hiprtc::Compiler;
 use crate::load::Library;
 use crate::testing::{Folder, skip};
 
-/// What a GPU brings, for one thread at a time.
+/// Definitions that a GPU's compiler has built in, for one thread at a time.
 const CPU: &str = r#"
 #define __global__
 #define __device__

@@ -59,7 +59,7 @@ fn nccl_version_text(version: i32) -> String {
 /// One place to look at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Candidate {
-    /// What the process has already, under this name.
+    /// A library that the process has already loaded under this name.
     Loaded(&'static str),
     /// A file.
     File(PathBuf),
@@ -115,7 +115,8 @@ pub(super) fn nccl_candidates(search: &Search, stack: Stack) -> Vec<Candidate> {
     candidates
 }
 
-/// Places of a library of AMD's. What is set comes before what the machine has, of which there may be several.
+/// Places of a library of AMD's. The configured one comes before those found on the machine, of which there may be
+/// several.
 fn of_rocm(search: &Search, names: &[&'static str]) -> Vec<Candidate> {
     let mut candidates: Vec<_> = names.iter().map(|name| Candidate::Loaded(name)).collect();
     candidates.extend(below(&search.rocm_homes, &["lib", "lib64"], names));

@@ -57,6 +57,6 @@ macro_rules! function_table {
 }
 pub(crate) use function_table;
 
-/// What tests compare with headers.
+/// A function's signature, which tests compare with headers.
 #[cfg(test)]
 pub(crate) type Signature = (&'static std::ffi::CStr, &'static [usize], bool);

@@ -25,8 +25,8 @@ pub struct Communicator {
 // SAFETY: NCCL asks only that one thread at a time uses a communicator, with the device's context current.
 unsafe impl Send for Communicator {}
 
-/// What all operations promise: buffers are memory of the communicator's device with room for the elements, nobody else
-/// uses them in a way that the stream's order does not cover, and the call is one that all members make in the same
+/// Requirements of all operations. Buffers are memory of the communicator's device with room for the elements. Nobody
+/// else uses the buffers in a way that the stream's order does not cover. All members make the same calls in the same
 /// order.
 macro_rules! operation {
     (

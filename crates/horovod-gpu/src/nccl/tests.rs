@@ -1,4 +1,4 @@
-//! What crosses to NCCL by value and by layout, and what comes back.
+//! Values and layouts passed to NCCL, and its results.
 
 use std::mem::offset_of;
 use std::process::Command;

@@ -173,8 +173,8 @@ fn events_are_made_once_for_as_many_as_are_held() {
         let device = Double::adopted(0);
         let stream = double.stream(0);
         for _ in 0..20 {
-            let held = [(); 3].map(|()| device.record(stream).expect("an event"));
-            assert!(held.iter().all(|event| event.device().ordinal() == 0));
+            let kept = [(); 3].map(|()| device.record(stream).expect("an event"));
+            assert!(kept.iter().all(|event| event.device().ordinal() == 0));
         }
         assert_eq!(double.calls("cuEventCreate"), 3);
         assert_eq!(double.calls("cuEventRecord"), 60);
@@ -377,9 +377,9 @@ fn a_forked_child_is_refused_everywhere_and_gives_nothing_back() {
         let event = device.record(stream.raw()).expect("an event");
         let memory = device.allocate_on(&stream, 16).expect("memory");
         let pinned = device.allocate_pinned(16).expect("memory");
-        let mut held = Some((event, memory, pinned, stream));
+        let mut kept = Some((event, memory, pinned, stream));
         let refused = in_fork(|| {
-            let (event, memory, pinned, stream) = held.take().expect("held");
+            let (event, memory, pinned, stream) = kept.take().expect("held");
             let forked = Some(GpuError::Forked);
             let results = [
                 driver().err(),
@@ -401,7 +401,7 @@ fn a_forked_child_is_refused_everywhere_and_gives_nothing_back() {
             results.iter().all(|error| *error == forked)
         });
         assert_eq!(refused, Some(true));
-        let (event, memory, pinned, stream) = held.expect("the parent's");
+        let (event, memory, pinned, stream) = kept.expect("the parent's");
         assert_eq!(event.wait(), Ok(()));
         drop((event, memory, pinned));
         stream.synchronize().expect("it is idle");

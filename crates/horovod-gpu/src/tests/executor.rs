@@ -264,8 +264,8 @@ fn a_communicator_is_not_destroyed_while_the_device_is_at_what_only_an_abort_end
         executor.remove_group(1);
         await_that(|| double.calls("ncclCommFinalize") > 0);
         // It is looked at again, and is done: to destroy it waits for the device.
-        let looks = double.calls("ncclCommGetAsyncError");
-        while double.calls("ncclCommGetAsyncError") < looks + 2
+        let polls = double.calls("ncclCommGetAsyncError");
+        while double.calls("ncclCommGetAsyncError") < polls + 2
             && double.calls("ncclCommDestroy") == 0
         {
             std::thread::yield_now();
@@ -333,8 +333,8 @@ fn work_that_is_not_taken_up_is_seen_as_what_keeps_all_up() {
         executor.remove_group(1);
         await_that(|| double.calls("ncclCommDestroy") > 0);
         let launch = sum(&executor, &group(2, unique_id(), 1, 0), memory, &ready);
-        let front = executor.progress().front.expect("it is the next");
-        assert_eq!((front.seq, front.phase), (2, Phase::Launching));
+        let oldest = executor.progress().oldest.expect("it is the next");
+        assert_eq!((oldest.seq, oldest.phase), (2, Phase::Launching));
         double.open(gate);
         await_that(|| launch.ended().is_some());
         executor.close(true);
@@ -342,7 +342,7 @@ fn work_that_is_not_taken_up_is_seen_as_what_keeps_all_up() {
     });
 }
 
-/// What a script captures meanwhile is left alone when communicators are aborted.
+/// An abort of communicators does not disturb a capture of the script.
 fn abort_leaves_captures_alone(settings: &str) {
     let double = Double::start(settings);
     let (device, _, memory, ready) = operand(&double, 0);

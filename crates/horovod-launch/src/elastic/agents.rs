@@ -94,10 +94,10 @@ impl Executor for Agents<'_> {
     fn start(&mut self, new: &NewWorker<'_>) -> Result<(), Cause> {
         let (worker, label) = (new.worker, new.rank);
         if let Err(why) = self.output.add(worker, label) {
-            self.say(&format!("{why}; the output of rank {label} is only here"));
+            self.note(&format!("{why}; the output of rank {label} is only here"));
         }
         self.workers.insert(worker, new.host.to_owned());
-        // What every worker gets, its agent has.
+        // The agent already has the variables common to all workers.
         let env = new.of_worker.clone();
         if let Some(link) = self.link(new.host) {
             let env = dialed::with_host_name(env, link.link.task.as_ref());
@@ -111,8 +111,8 @@ impl Executor for Agents<'_> {
         self.send_to_host_of(worker, &ToAgent::End(worker));
     }
 
-    fn look(&mut self, worker: WorkerId, pid: u32) {
-        self.send_to_host_of(worker, &ToAgent::Look { rank: worker, pid });
+    fn check_stopped(&mut self, worker: WorkerId, pid: u32) {
+        self.send_to_host_of(worker, &ToAgent::CheckStopped { rank: worker, pid });
     }
 
     fn finish(&mut self, has_succeeded: bool) {
@@ -127,22 +127,22 @@ impl Executor for Agents<'_> {
             link.link.send(&ToAgent::Close);
             link.is_closing = true;
         }
-        // Who was told to end, and what the ranks left, has as long as after a signal.
+        // Workers that were asked to end, and processes left by ranks, have as much time as after a signal.
         self.asked.get_or_insert((Stop::Terminate, Instant::now()));
     }
 
-    fn tell(&mut self, news: News<'_>) {
+    fn notify(&mut self, news: News<'_>) {
         match news {
-            News::Words(text) => self.say(text),
+            News::Words(text) => self.note(text),
             News::Rank(worker, rank) => self.output.relabel(worker, rank),
             News::Round { number, workers } => {
-                self.output.tell(&JobEvent::Round(workers.to_vec()));
+                self.output.emit(&JobEvent::Round(workers.to_vec()));
                 if self.options.verbose {
-                    self.say(&format!("round {number} stands"));
+                    self.note(&format!("round {number} stands"));
                 }
             }
             News::NoRound(why) if self.options.verbose => {
-                self.say(&format!("a round was given up: {why}"));
+                self.note(&format!("a round was given up: {why}"));
             }
             News::NoRound(_) => {}
         }
@@ -150,8 +150,8 @@ impl Executor for Agents<'_> {
 }
 
 impl Agents<'_> {
-    pub(super) fn say(&mut self, text: &str) {
-        self.output.say(&format!("horovodrun: {text}"));
+    pub(super) fn note(&mut self, text: &str) {
+        self.output.note(&format!("horovodrun: {text}"));
     }
 
     /// The connection by which workers are started on this host.
@@ -230,12 +230,12 @@ impl Agents<'_> {
     }
 
     /// Said once for each number, as hosts come and go.
-    pub(super) fn on_threads(&mut self, host: String, told: Threads) {
+    pub(super) fn on_threads(&mut self, host: String, threads: Threads) {
         let known = threads::news(&self.threads, self.options.verbose).len();
-        self.threads.push((host, told));
+        self.threads.push((host, threads));
         let lines = threads::news(&self.threads, self.options.verbose);
         match lines.get(known) {
-            Some(line) => self.say(line),
+            Some(line) => self.note(line),
             None => drop(self.threads.pop()),
         }
     }
@@ -248,7 +248,7 @@ impl Agents<'_> {
     pub(super) fn on_end(&mut self, worker: WorkerId, cause: &Cause) {
         self.output.finish(worker);
         if let Some(host) = self.workers.get(&worker) {
-            self.output.tell(&JobEvent::Ended {
+            self.output.emit(&JobEvent::Ended {
                 worker,
                 host: host.clone(),
                 cause: cause.clone(),

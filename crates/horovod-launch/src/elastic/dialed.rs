@@ -26,7 +26,7 @@ impl ElasticJob<'_> {
                 }),
                 Err(error) => {
                     let index = arrival.index;
-                    self.say(&format!(
+                    self.note(&format!(
                         "the agent of task {index} was turned away: {error}"
                     ));
                 }
@@ -79,7 +79,7 @@ impl ElasticJob<'_> {
         let name = self.agents().links[index].link.name().to_owned();
         self.has_listed = true;
         if self.agents().options.verbose {
-            self.say(&format!("{name} has come"));
+            self.note(&format!("{name} has come"));
         }
         let task = self.agents().links[index].link.task.as_ref();
         let machine = task.map_or_else(|| name.clone(), |task| task.host.clone());
@@ -95,7 +95,7 @@ impl ElasticJob<'_> {
         link.is_closing = true;
         let why = format!("{} {why}", link.link.name());
         if self.has_listed {
-            return self.say(&why);
+            return self.note(&why);
         }
         self.supervisor.finish(Ending::Failure {
             worker: None,

@@ -48,7 +48,7 @@ pub(super) struct Listed {
     pub(super) keys_settled: bool,
 }
 
-/// What was found.
+/// Result of one run of the discovery.
 pub(super) type Found = Result<Vec<Listed>, String>;
 
 /// The thread's other end. Dropping it ends the thread and the script.
@@ -89,7 +89,7 @@ impl Discovery {
         self.notifier.as_ref().map(AsFd::as_fd)
     }
 
-    /// What was found since the last call: every change of the list, and why it could not be had.
+    /// Results since the last call: every change of the list, and every failure to get it.
     pub(super) fn take(&self) -> Vec<Found> {
         let mut bytes = [0; 64];
         while let Some(Ok(count)) = self
@@ -157,13 +157,13 @@ impl Searcher {
             while forever || Instant::now() < next {
                 let until = (!forever).then_some(next);
                 let _ = wait(&[Interest::read(self.notifier.as_fd())], until);
-                self.look()?;
+                self.check_ended()?;
             }
         }
     }
 
     /// Whether the other end is still there.
-    fn look(&self) -> Result<(), Dismissed> {
+    fn check_ended(&self) -> Result<(), Dismissed> {
         match read_some(&mut &self.notifier, &mut [0; 8]) {
             Got::End => Err(Dismissed),
             Got::Bytes(_) | Got::Nothing => Ok(()),
@@ -197,7 +197,7 @@ impl Searcher {
             .collect()
     }
 
-    /// What the script prints, or what is wrong with it.
+    /// Runs the script; returns its output, or an error that describes its failure.
     fn run_script(&self, command: &str) -> Result<Result<String, String>, Dismissed> {
         let script = format!("the host discovery script ({command})");
         let child = Command::new("/bin/sh")
@@ -239,7 +239,7 @@ impl Searcher {
                     let interests =
                         [&stdout.as_fd(), &self.notifier.as_fd()].map(|fd| Interest::read(*fd));
                     let _ = wait(&interests, Some(deadline));
-                    self.look()?;
+                    self.check_ended()?;
                 }
             }
             if text.len() > SCRIPT_BYTES_MAX {
@@ -266,7 +266,7 @@ impl Searcher {
                 Ok(None) => {
                     let soon = Instant::now() + Duration::from_millis(5);
                     let _ = wait(&[Interest::read(self.notifier.as_fd())], Some(soon));
-                    self.look()?;
+                    self.check_ended()?;
                 }
                 Err(error) => return Ok(Err(format!("cannot be waited for: {error}"))),
             }

@@ -30,7 +30,7 @@ pub(super) struct WorkerProcess {
     pub(super) local: u32,
     pub(super) phase: Phase,
     pub(super) held: u8,
-    /// What it holds is older than what the last round had.
+    /// Its training state is older than the state of the last round.
     pub(super) is_stale: bool,
     /// Its slot is gone: when it is ended if it has not left by itself.
     pub(super) leave_by: Option<Time>,
@@ -97,7 +97,7 @@ pub struct Driver {
     /// How long a worker may be silent.
     pub(super) silence_max: Option<Duration>,
     /// When to look next whether those that are waited for are stopped.
-    pub(super) look_at: Option<Time>,
+    pub(super) check_at: Option<Time>,
     /// Of whom the present round has been told.
     pub(super) announced: BTreeSet<WorkerId>,
     /// A worker has ended with 0: the work is done.
@@ -105,7 +105,7 @@ pub struct Driver {
     /// Which, once there is one.
     pub(super) finished: Option<Finished>,
     /// When the user was last told what is waited for.
-    pub(super) told_waiting_at: Time,
+    pub(super) announced_waiting_at: Time,
     /// First failure of a member of the present round, and of anybody.
     pub(super) round_failure: Option<Failed>,
     pub(super) last_failure: Option<Failed>,
@@ -133,11 +133,11 @@ impl Driver {
             enough_since: None,
             newcomer_since: None,
             silence_max: None,
-            look_at: None,
+            check_at: None,
             announced: BTreeSet::new(),
             is_finished: false,
             finished: None,
-            told_waiting_at: Duration::ZERO,
+            announced_waiting_at: Duration::ZERO,
             round_failure: None,
             last_failure: None,
             is_over: false,
@@ -178,7 +178,7 @@ impl Driver {
                 }
             }
             Event::Silent { worker, by } => self.on_silent(now, worker, by),
-            Event::Looked { worker, is_stopped } => self.on_looked(worker, is_stopped),
+            Event::StoppedState { worker, is_stopped } => self.on_stopped_state(worker, is_stopped),
             Event::Up => self.is_up = true,
             Event::Exited { worker, cause } => self.on_exit(now, worker, &cause),
         }
@@ -207,7 +207,7 @@ impl Driver {
             .chain(leaving.filter_map(|w| w.leave_by))
             .chain(dismissed)
             .chain(self.silent_deadline())
-            .chain(self.look_at)
+            .chain(self.check_at)
             .chain(self.news_deadline())
             .chain(self.waiting_since.map(|at| at + wait_timeout))
             .chain(self.enough_since.map(|at| at + self.policy.start_grace))
@@ -215,7 +215,7 @@ impl Driver {
             .min()
     }
 
-    /// What to do next; ask until there is nothing.
+    /// The next action; call until `None`.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
@@ -235,8 +235,8 @@ impl Driver {
         self.actions.push_back(action);
     }
 
-    pub(super) fn say(&mut self, text: String) {
-        self.act(Action::Say(text));
+    pub(super) fn note(&mut self, text: String) {
+        self.act(Action::Note(text));
     }
 
     pub(super) fn host(&mut self, name: &str) -> Option<&mut Host> {
@@ -283,7 +283,7 @@ impl Driver {
         let Some(host) = self.host(name) else { return };
         host.lose(now, why, cooldown);
         let until = host.ban_text(now);
-        self.say(format!("host {name} is left alone {until}: {why}"));
+        self.note(format!("host {name} is left alone {until}: {why}"));
         let here = self.workers_of(name);
         if here.is_empty() {
             self.last_failure = Some(Failed {
@@ -315,7 +315,7 @@ impl Driver {
             slot.worker = None;
         }
         if cause.is_failure() {
-            self.act(Action::TellDeath {
+            self.act(Action::AnnounceDeath {
                 worker,
                 cause: cause.text(),
             });
@@ -363,7 +363,7 @@ impl Driver {
             Cause::Exit(crate::frames::ExitStatus::Code(_)) => "",
             _ => "was ",
         };
-        self.say(format!("{name} {was}{}; {restarts}", cause.text()));
+        self.note(format!("{name} {was}{}; {restarts}", cause.text()));
     }
 
     /// Takes a failure down in its slot; what follows from it if the slot is not to be used for now.
@@ -426,10 +426,10 @@ impl Driver {
             return;
         }
         self.announce(now);
-        self.look_at_members(now);
+        self.check_members(now);
         self.end_waits(now);
         if !self.is_over {
-            self.tell_news(now);
+            self.announce_waits(now);
         }
     }
 

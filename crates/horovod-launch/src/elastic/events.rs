@@ -14,7 +14,7 @@ pub type Time = Duration;
 /// The exit code of a job that fewer than `min_np` workers have brought to its end, because another had ended with 0.
 pub(super) const TOO_FEW: u8 = 75;
 
-/// What the job is allowed.
+/// Limits of the job.
 #[derive(Clone, Debug)]
 pub struct Policy {
     /// Slots needed before anything is started, and workers for the first round.
@@ -38,7 +38,7 @@ pub struct Policy {
     pub has_fixed_hosts: bool,
 }
 
-/// What happened.
+/// An event for the driver.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// The hosts and slots that there are now.
@@ -49,7 +49,7 @@ pub enum Event {
     HostLost {
         /// The host.
         host: String,
-        /// What happened, for people.
+        /// Cause, for people.
         why: String,
         /// The exit code that follows from it.
         code: u8,
@@ -58,19 +58,19 @@ pub enum Event {
     HostGone {
         /// The host.
         host: String,
-        /// What happened, for people.
+        /// Cause, for people.
         why: String,
     },
     /// A worker has joined the waiting set.
     Joined {
         /// Which.
         worker: WorkerId,
-        /// What it holds of the training state: 0 nothing, 1 its last commit, 2 what all others of its round hold.
+        /// Its training state: 0 for none, 1 for its last commit, 2 for the same state as all others of its round.
         held: u8,
     },
     /// It does not wait any more.
     Away(WorkerId),
-    /// What a member holds of the training state.
+    /// The training state of a member has changed.
     Held {
         /// Which.
         worker: WorkerId,
@@ -79,13 +79,13 @@ pub enum Event {
     },
     /// A member of the last round says that another does not answer.
     Silent {
-        /// Who does not.
+        /// The silent worker.
         worker: WorkerId,
-        /// Who says so.
+        /// The reporting worker.
         by: WorkerId,
     },
     /// The answer to [`Action::Look`].
-    Looked {
+    StoppedState {
         /// Of whom.
         worker: WorkerId,
         /// A signal has stopped its process, and none has let it go on.
@@ -102,7 +102,7 @@ pub enum Event {
     },
 }
 
-/// What is to be done.
+/// An action of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Make it possible to start workers on this host.
@@ -121,9 +121,9 @@ pub enum Action {
     /// End a worker.
     Stop(WorkerId),
     /// Find out whether a worker is stopped.
-    Look(WorkerId),
+    CheckStopped(WorkerId),
     /// Tell the others of its round that it is dead.
-    TellDeath {
+    AnnounceDeath {
         /// Which.
         worker: WorkerId,
         /// How it died.
@@ -136,7 +136,7 @@ pub enum Action {
     /// Send a worker that waits away for good.
     Dismiss(WorkerId, String),
     /// Tell the user.
-    Say(String),
+    Note(String),
     /// The job is over; ends everything that runs.
     End(Ending),
 }
@@ -148,7 +148,7 @@ pub enum Ending {
     Success,
     /// Why not, and the worker to blame if there is one.
     Failure {
-        /// Who is to blame.
+        /// The worker to blame.
         worker: Option<WorkerId>,
         /// The exit code.
         code: u8,

@@ -23,9 +23,10 @@ pub trait Executor {
     /// End this worker, which need not be able to hear: ask it first, kill it soon.
     fn end(&mut self, worker: WorkerId);
 
-    /// Find out whether a signal has stopped this worker, whose process calls itself `pid`, and tell
-    /// [`Supervisor::looked`](super::Supervisor::looked). Who cannot know does nothing: then it is waited for.
-    fn look(&mut self, worker: WorkerId, pid: u32) {
+    /// Find out whether a signal has stopped this worker, whose own process number is `pid`, and pass the answer to
+    /// [`Supervisor::looked`](super::Supervisor::looked). An executor that cannot find out does nothing: the worker
+    /// then counts as running.
+    fn check_stopped(&mut self, worker: WorkerId, pid: u32) {
         let _ = (worker, pid);
     }
 
@@ -33,7 +34,7 @@ pub trait Executor {
     fn finish(&mut self, has_succeeded: bool);
 
     /// Something that the user, or whoever watches, may want to know.
-    fn tell(&mut self, news: News<'_>) {
+    fn notify(&mut self, news: News<'_>) {
         let _ = news;
     }
 }
@@ -58,9 +59,9 @@ pub struct NewWorker<'a> {
     pub local_rank: u32,
     /// The rank that it will perhaps have: that of the worker before it in this place, or one that is free.
     pub rank: u32,
-    /// What every worker of the job gets in its environment.
+    /// Environment of every worker of the job.
     pub of_job: &'a Variables,
-    /// What this one gets beside it.
+    /// Additional environment of this worker.
     pub of_worker: Variables,
 }
 
@@ -71,7 +72,7 @@ impl NewWorker<'_> {
     }
 }
 
-/// What [`Executor::tell`] tells.
+/// Message of [`Executor::tell`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum News<'a> {

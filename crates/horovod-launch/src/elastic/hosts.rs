@@ -252,7 +252,7 @@ impl Driver {
             }
         }
         if self.rounds == 0 && self.workers.is_empty() && self.hosts.is_empty() {
-            self.act(Action::Say("no hosts are listed yet".to_owned()));
+            self.act(Action::Note("no hosts are listed yet".to_owned()));
         }
     }
 }
@@ -354,7 +354,7 @@ mod tests {
         assert!(
             actions
                 .iter()
-                .any(|action| matches!(action, Action::TellDeath { worker: 1, .. })),
+                .any(|action| matches!(action, Action::AnnounceDeath { worker: 1, .. })),
             "{actions:?}"
         );
         // The very same name may come again.

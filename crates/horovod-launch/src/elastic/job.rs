@@ -49,7 +49,7 @@ impl<'a> ElasticJob<'a> {
         let Agents { links, output, .. } = self.supervisor.into_executor();
         let mut links: Vec<HostLink> = links.into_iter().map(|l| l.link).collect();
         let_go(&mut links, &mut self.signals, true)?;
-        output.tell(&JobEvent::End(end));
+        output.emit(&JobEvent::End(end));
         output.close(self.interrupted_by.map(|_| CONSOLE_GRACE));
         Ok(status)
     }
@@ -143,8 +143,8 @@ impl<'a> ElasticJob<'a> {
         self.agents().ask(how);
     }
 
-    pub(super) fn say(&mut self, text: &str) {
-        self.agents().say(text);
+    pub(super) fn note(&mut self, text: &str) {
+        self.agents().note(text);
     }
 
     fn on_found(&mut self, found: Result<Vec<Listed>, String>) {
@@ -152,12 +152,12 @@ impl<'a> ElasticJob<'a> {
             Ok(hosts) => {
                 self.has_listed = true;
                 if self.last_complaint.take().is_some() {
-                    self.say("the list of hosts is there again");
+                    self.note("the list of hosts is there again");
                 }
                 if self.agents().options.verbose {
                     let text = hosts.iter().map(|l| l.host.to_string());
                     let text: Vec<String> = text.collect();
-                    self.say(&format!("hosts: {}", text.join(", ")));
+                    self.note(&format!("hosts: {}", text.join(", ")));
                 }
                 let named = hosts.iter().map(|l| l.host.clone()).collect();
                 for listed in hosts {
@@ -167,7 +167,7 @@ impl<'a> ElasticJob<'a> {
                 self.supervisor.set_hosts(named);
             }
             Err(why) if !self.has_listed => {
-                self.say(&why);
+                self.note(&why);
                 self.supervisor.finish(Ending::Failure {
                     worker: None,
                     code: 1,
@@ -177,7 +177,7 @@ impl<'a> ElasticJob<'a> {
             }
             Err(why) => {
                 if self.last_complaint.as_ref() != Some(&why) {
-                    self.say(&format!("warning: {why}; the hosts stay as they were"));
+                    self.note(&format!("warning: {why}; the hosts stay as they were"));
                 }
                 self.last_complaint = Some(why);
             }
@@ -227,15 +227,15 @@ impl<'a> ElasticJob<'a> {
                 agents.links[index].link.hang_up();
                 self.lose(index, &why, code);
             }
-            FromAgent::Note(text) => agents.say(&format!("{name}: {text}")),
+            FromAgent::Note(text) => agents.note(&format!("{name}: {text}")),
             FromAgent::Started { rank, pid } => {
-                agents.output.tell(&JobEvent::Started {
+                agents.output.emit(&JobEvent::Started {
                     worker: rank,
                     host: name.clone(),
                     pid,
                 });
                 if agents.options.verbose {
-                    agents.say(&format!("worker {rank} runs on {name} as process {pid}"));
+                    agents.note(&format!("worker {rank} runs on {name} as process {pid}"));
                 }
             }
             FromAgent::Output {
@@ -255,8 +255,10 @@ impl<'a> ElasticJob<'a> {
                     self.agents().forget(rank);
                 }
             }
-            FromAgent::Looked { rank, is_stopped } => self.supervisor.looked(rank, is_stopped),
-            FromAgent::Threads(told) => agents.on_threads(name, told),
+            FromAgent::StoppedState { rank, is_stopped } => {
+                self.supervisor.stopped_state(rank, is_stopped)
+            }
+            FromAgent::Threads(report) => agents.on_threads(name, report),
             // Nobody asked.
             FromAgent::Found(_) | FromAgent::Unreached(_) => {}
             FromAgent::Done => {
@@ -315,7 +317,7 @@ impl<'a> ElasticJob<'a> {
     fn conclude(&mut self) -> End {
         let (status, outcome, report) = self.judge();
         if !report.is_empty() {
-            self.say(&report);
+            self.note(&report);
         }
         End {
             status,

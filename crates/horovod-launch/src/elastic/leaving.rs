@@ -51,7 +51,7 @@ impl Driver {
             let Some(leave_by) = w.leave_by.filter(|_| !w.is_going) else {
                 continue;
             };
-            // Who has no part in a round yet goes at once; a member when its time is over.
+            // A worker that has no part in a round yet leaves at once; a member leaves when its time is over.
             let is_due = w.phase == Phase::Member && now >= leave_by;
             if is_new && w.phase == Phase::Starting {
                 self.stop(id);
@@ -68,7 +68,7 @@ impl Driver {
                 }
             } else if is_due {
                 let name = self.name(id);
-                self.say(format!(
+                self.note(format!(
                     "{name} shall be removed and did not come to a commit within {} s; ending it",
                     wait_timeout.as_secs()
                 ));

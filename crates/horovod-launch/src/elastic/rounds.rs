@@ -34,7 +34,7 @@ impl Driver {
         if self.workers.values().any(is_inside) {
             return;
         }
-        // Whoever is missing would not be started any more: there is nothing to wait for.
+        // Missing workers would not be started any more: there is nothing to wait for.
         if !self.is_finished && self.is_limit_exceeded() {
             return self.fail_by_limit();
         }
@@ -101,8 +101,8 @@ impl Driver {
         chosen.sort_by_key(|id| self.precedence(*id));
         chosen.truncate(self.policy.max_np as usize);
         if self.has_state && !chosen.iter().any(|id| self.workers[id].holds()) {
-            // Who shall leave but is the last to hold the state stays for one more round, to hand it over: where one
-            // worker is all that is allowed, in a round of two.
+            // A worker that shall leave but is the last to hold the state stays for one more round, to hand the state
+            // over. Where only one worker is allowed, that round has two.
             let mut last = self.workers.iter().filter(|(_, w)| waits(w) && w.holds());
             let (last, _) = last.next()?;
             chosen.truncate((self.policy.max_np as usize - 1).max(1));
@@ -111,7 +111,7 @@ impl Driver {
         Some(self.in_order(chosen))
     }
 
-    /// Who holds the state comes first, then the order of the last round, then newcomers by place.
+    /// Holders of the state come first, then the order of the last round, then newcomers by place.
     pub(super) fn precedence(&self, id: WorkerId) -> (bool, usize, usize, u32) {
         let w = &self.workers[&id];
         let before = self.round.iter().position(|m| *m == id);
@@ -176,7 +176,7 @@ impl Driver {
             if new > 0 {
                 text.push_str(&format!(", {new} of them new"));
             }
-            self.say(text);
+            self.note(text);
         }
         self.rounds += 1;
         self.round = chosen;
@@ -246,7 +246,7 @@ impl Driver {
         }
     }
 
-    /// What has been waited for too long.
+    /// Ends waits that have exceeded the timeout.
     pub(super) fn end_waits(&mut self, now: Time) {
         let wait_timeout = self.policy.wait_timeout;
         if self
@@ -270,7 +270,7 @@ impl Driver {
         self.waiting_since = Some(now);
         for id in hung {
             let name = self.name(id);
-            self.say(format!(
+            self.note(format!(
                 "{name} did not come to the new round within {} s; ending it",
                 wait_timeout.as_secs()
             ));
@@ -289,7 +289,7 @@ mod tests {
     use crate::elastic::{Action, Driver, Event, Policy, WorkerId};
 
     /// Tells the driver, and returns the rounds and announcements that follow.
-    fn tell(driver: &mut Driver, event: Event) -> (Vec<Vec<WorkerId>>, Vec<u8>) {
+    fn feed(driver: &mut Driver, event: Event) -> (Vec<Vec<WorkerId>>, Vec<u8>) {
         driver.handle(Duration::from_secs(1), event);
         let (mut rounds, mut announced) = (Vec::new(), Vec::new());
         while let Some(action) = driver.poll_action() {
@@ -322,20 +322,20 @@ mod tests {
             has_fixed_hosts: false,
         });
         let d = &mut driver;
-        tell(d, Event::Hosts(vec![("a".to_owned(), 1)]));
-        tell(d, Event::HostReady("a".to_owned()));
-        assert_eq!(tell(d, joined(0, 0)).0, [[0]]);
-        tell(d, Event::Up);
-        tell(d, Event::Held { worker: 0, held: 2 });
+        feed(d, Event::Hosts(vec![("a".to_owned(), 1)]));
+        feed(d, Event::HostReady("a".to_owned()));
+        assert_eq!(feed(d, joined(0, 0)).0, [[0]]);
+        feed(d, Event::Up);
+        feed(d, Event::Held { worker: 0, held: 2 });
         // Its host goes, another one comes.
-        tell(d, Event::Hosts(vec![("b".to_owned(), 1)]));
-        tell(d, Event::HostReady("b".to_owned()));
-        assert_eq!(tell(d, joined(1, 0)).1, [2]);
+        feed(d, Event::Hosts(vec![("b".to_owned(), 1)]));
+        feed(d, Event::HostReady("b".to_owned()));
+        assert_eq!(feed(d, joined(1, 0)).1, [2]);
         // It hands over what it has, in a round with its successor, and leaves.
-        assert_eq!(tell(d, joined(0, 2)).0, [[0, 1]]);
-        tell(d, Event::Up);
-        assert_eq!(tell(d, Event::Held { worker: 1, held: 2 }).1, [1]);
-        tell(d, joined(1, 2));
-        assert_eq!(tell(d, joined(0, 2)).0, [[1]]);
+        assert_eq!(feed(d, joined(0, 2)).0, [[0, 1]]);
+        feed(d, Event::Up);
+        assert_eq!(feed(d, Event::Held { worker: 1, held: 2 }).1, [1]);
+        feed(d, joined(1, 2));
+        assert_eq!(feed(d, joined(0, 2)).0, [[1]]);
     }
 }

@@ -14,7 +14,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 impl Driver {
     pub(super) fn on_silent(&mut self, now: Time, worker: WorkerId, by: WorkerId) {
-        // Who speaks lives.
+        // A worker that sends reports is alive.
         if let Some(w) = self.workers.get_mut(&by) {
             w.silent_until = None;
         }
@@ -22,7 +22,7 @@ impl Driver {
         let is_new = |w: &&mut WorkerProcess| is_inside(w) && w.silent_until.is_none();
         if let Some(w) = self.workers.get_mut(&worker).filter(is_new) {
             w.silent_until = Some(now + SILENT_GRACE);
-            self.say(format!(
+            self.note(format!(
                 "{name} does not answer {accuser}; it is ended unless it comes to the next round within {} s",
                 SILENT_GRACE.as_secs()
             ));

@@ -1,5 +1,5 @@
 //! The driver in a simulated job: workers start, come, hang and die; hosts come, go and fail; hundreds of runs, each
-//! from one seed. What must always hold is checked at every step; a failure names its seed.
+//! from one seed. Every step checks the invariants; a failure names its seed.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -172,7 +172,7 @@ impl World {
         );
     }
 
-    fn tell(&mut self, event: Event) {
+    fn feed(&mut self, event: Event) {
         self.log.push(format!("{:?} event {event:?}", self.now));
         self.driver.handle(self.now, event);
         self.obey();
@@ -216,7 +216,7 @@ impl World {
                     self.plan(after, Happening::Ends(worker, 15));
                 }
             }
-            Action::Look(worker) => {
+            Action::CheckStopped(worker) => {
                 let after = self.dice.ms(1, 100);
                 self.plan(after, Happening::Answers(worker));
             }
@@ -239,7 +239,7 @@ impl World {
                 let (after, round) = (self.dice.ms(1, 4000), self.round);
                 self.plan(after, Happening::Leaves(round));
             }
-            Action::TellDeath { .. } | Action::Say(_) => {}
+            Action::AnnounceDeath { .. } | Action::Note(_) => {}
             Action::End(ending) => self.ending = Some(ending),
         }
     }
@@ -371,7 +371,7 @@ impl World {
         let after = self.dice.ms(1, 100);
         self.plan(after, Happening::Reaped(worker, status));
         if was == Place::WaitingSet {
-            self.tell(Event::Away(worker));
+            self.feed(Event::Away(worker));
         }
         if was == Place::Round(self.round) && status != 0 {
             self.break_round();
@@ -383,7 +383,7 @@ impl World {
             p.place = Place::WaitingSet;
             p.held = held.unwrap_or(p.held);
             let held = p.held;
-            self.tell(Event::Joined { worker, held });
+            self.feed(Event::Joined { worker, held });
         }
     }
 
@@ -405,7 +405,7 @@ impl World {
             Happening::Stands(round) => {
                 if round == self.round && !self.is_broken {
                     self.stands = true;
-                    self.tell(Event::Up);
+                    self.feed(Event::Up);
                     let after = self.dice.ms(1, 1500);
                     self.plan(after, Happening::Synced(round));
                 }
@@ -418,13 +418,13 @@ impl World {
                         };
                         p.held = 2;
                         self.had_state = true;
-                        self.tell(Event::Held { worker, held: 2 });
+                        self.feed(Event::Held { worker, held: 2 });
                     }
                 }
             }
             Happening::Leaves(round) => {
                 let synced = self.members.iter().all(|m| self.holds(m));
-                // Who has done the work comes to no commit any more.
+                // A worker that has finished its work makes no further commit.
                 let goes_on = self.stands && !self.is_broken && !self.finishing;
                 if round == self.round && goes_on {
                     self.is_broken = true;
@@ -451,13 +451,13 @@ impl World {
             Happening::GivesUp(by, worker, round) => {
                 let lives = |p: &Process| p.place != Place::Hangs && !p.is_ending;
                 if round == self.round && self.processes.get(&by).is_some_and(lives) {
-                    self.tell(Event::Silent { worker, by });
+                    self.feed(Event::Silent { worker, by });
                 }
             }
             Happening::Answers(worker) => {
                 if let Some(p) = self.processes.get(&worker) {
                     let is_stopped = p.is_stopped;
-                    self.tell(Event::Looked { worker, is_stopped });
+                    self.feed(Event::StoppedState { worker, is_stopped });
                 }
             }
             Happening::Fault => {
@@ -475,16 +475,16 @@ impl World {
                         signal => ExitStatus::Signal(signal),
                     };
                     let cause = Cause::Exit(status);
-                    self.tell(Event::Exited { worker, cause });
+                    self.feed(Event::Exited { worker, cause });
                 }
             }
             Happening::Opened(host) => {
                 if self.now < self.calm_after && self.dice.one_in(12) {
                     let why = "no answer".to_owned();
-                    self.tell(Event::HostLost { host, why, code: 1 });
+                    self.feed(Event::HostLost { host, why, code: 1 });
                 } else {
                     self.opened.insert(host.clone());
-                    self.tell(Event::HostReady(host));
+                    self.feed(Event::HostReady(host));
                 }
             }
             Happening::HostChange => {
@@ -512,7 +512,7 @@ impl World {
     /// Runs to the end of the job.
     fn run(mut self) -> Self {
         let listed = self.hosts.iter().map(|(h, n)| (h.clone(), *n)).collect();
-        self.tell(Event::Hosts(listed));
+        self.feed(Event::Hosts(listed));
         for _ in 0..200_000 {
             let Some(Reverse((at, _, what))) = self.queue.pop() else {
                 break;

@@ -1,5 +1,5 @@
-//! Members that a new round waits for and that a signal has stopped: between two rounds they have no neighbours that
-//! would miss them. Whoever is slow there, however slow, runs; so the agents are asked whether they are stopped.
+//! Members that a new round waits for and that a signal has stopped. Between two rounds no neighbour would notice their
+//! silence. A slow member still runs, however slow; so the driver asks the agents whether the members are stopped.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::driver::{Driver, Phase, WorkerProcess};
 use super::events::{Action, Time, WorkerId};
 
 /// Looks within the time after which silence counts, as many as signs of life among ranks.
-const LOOKS: u32 = 4;
+const CHECKS: u32 = 4;
 
 impl Driver {
     /// How long a worker may be silent, as the ranks have it; `None`: as long as it likes.
@@ -16,7 +16,7 @@ impl Driver {
     }
 
     /// Asks from time to time about those that are waited for.
-    pub(super) fn look_at_members(&mut self, now: Time) {
+    pub(super) fn check_members(&mut self, now: Time) {
         let inside = self.workers.iter().filter(|(_, w)| is_inside(w));
         let inside: Vec<WorkerId> = inside.map(|(id, _)| *id).collect();
         // One that is alone has no neighbours either, and a newcomer waits for members to let it in.
@@ -26,16 +26,16 @@ impl Driver {
             .silence_max
             .filter(|_| (self.is_round_wanted() || is_watched) && !inside.is_empty())
         else {
-            self.look_at = None;
+            self.check_at = None;
             self.workers.values_mut().for_each(|w| w.seen_stopped = 0);
             return;
         };
         // Mostly they come at once, and nobody is asked.
-        let at = *self.look_at.get_or_insert(now + limit / LOOKS);
+        let at = *self.check_at.get_or_insert(now + limit / CHECKS);
         if at <= now {
-            self.look_at = Some(now + limit / LOOKS);
+            self.check_at = Some(now + limit / CHECKS);
             for id in inside {
-                self.act(Action::Look(id));
+                self.act(Action::CheckStopped(id));
             }
         }
     }
@@ -46,7 +46,7 @@ impl Driver {
     }
 
     /// The answer. Time alone condemns nobody: after the launcher was stopped as well, all may go on together.
-    pub(super) fn on_looked(&mut self, worker: WorkerId, is_stopped: bool) {
+    pub(super) fn on_stopped_state(&mut self, worker: WorkerId, is_stopped: bool) {
         let is_safe = self.is_state_elsewhere(worker);
         let name = self.name(worker);
         let Some(w) = self.workers.get_mut(&worker).filter(|w| is_inside(w)) else {
@@ -54,21 +54,21 @@ impl Driver {
         };
         w.seen_stopped = if is_stopped { w.seen_stopped + 1 } else { 0 };
         let (seen, host) = (w.seen_stopped, w.host.clone());
-        if seen == LOOKS && !is_safe {
-            self.say(format!(
+        if seen == CHECKS && !is_safe {
+            self.note(format!(
                 "{name} has been stopped by a signal (its process is in state T) and alone holds the training state, so \
                  the job waits for it: `kill -CONT` with its process number on host {host} lets it go on, Ctrl-C here \
                  ends the job without that state"
             ));
         }
-        if seen <= LOOKS || !is_safe || !self.is_round_wanted() {
+        if seen <= CHECKS || !is_safe || !self.is_round_wanted() {
             return;
         }
         if let Some(w) = self.workers.get_mut(&worker) {
             w.is_condemned = true;
         }
         let limit = self.silence_max.unwrap_or_default();
-        self.say(format!(
+        self.note(format!(
             "{name} is wanted in a new round and has been stopped by a signal for {limit:?}; ending it"
         ));
         self.stop(worker);
@@ -106,23 +106,23 @@ mod tests {
         driver.handle(now, Event::Joined { worker, held: 1 });
     }
 
-    /// Lets this time pass; the workers for whom `is_stopped` holds are found so. Who was ended, and how often any was
-    /// looked at.
+    /// Lets this time pass; reports the workers for whom `is_stopped` holds as stopped. Returns the ended workers, and
+    /// the number of questions.
     fn pass(
         driver: &mut Driver,
         seconds: Range<u64>,
         is_stopped: impl Fn(WorkerId) -> bool,
     ) -> (Vec<WorkerId>, usize) {
-        let (mut ended, mut looks) = (Vec::new(), 0);
+        let (mut ended, mut checks) = (Vec::new(), 0);
         let mut now = at(seconds.start);
         loop {
             while let Some(action) = driver.poll_action() {
                 match action {
                     Action::Stop(worker) => ended.push(worker),
-                    Action::Look(worker) => {
-                        looks += 1;
+                    Action::CheckStopped(worker) => {
+                        checks += 1;
                         let is_stopped = is_stopped(worker);
-                        driver.handle(now, Event::Looked { worker, is_stopped });
+                        driver.handle(now, Event::StoppedState { worker, is_stopped });
                     }
                     _ => {}
                 }
@@ -130,7 +130,7 @@ mod tests {
             let next = driver.next_deadline().map(|due| due.max(now));
             match next.filter(|due| *due < at(seconds.end)) {
                 Some(due) => now = due,
-                None => return (ended, looks),
+                None => return (ended, checks),
             }
             driver.handle_timeout(now);
         }
@@ -144,11 +144,11 @@ mod tests {
         assert_eq!(pass(&mut driver, 10..1000, |_| true), (vec![], 0));
         join(&mut driver, at(1000), 0);
         // Found stopped four times; the fifth time the time-out has passed.
-        let (ended, looks) = pass(&mut driver, 1000..1050, |worker| worker == 1);
-        assert_eq!((ended, looks), (vec![], 8));
-        let (ended, looks) = pass(&mut driver, 1050..1100, |worker| worker == 1);
+        let (ended, checks) = pass(&mut driver, 1000..1050, |worker| worker == 1);
+        assert_eq!((ended, checks), (vec![], 8));
+        let (ended, checks) = pass(&mut driver, 1050..1100, |worker| worker == 1);
         assert_eq!(ended, [1]);
-        assert!(looks > 2, "the slow one is still looked at");
+        assert!(checks > 2, "the slow one is still looked at");
     }
 
     #[test]
@@ -160,9 +160,9 @@ mod tests {
             let begin = 1000 + 60 * minute;
             let (ended, _) = pass(&mut driver, begin..begin + 30, |worker| worker == 1);
             assert_eq!(ended, []);
-            let (ended, looks) = pass(&mut driver, begin + 30..begin + 60, |_| false);
+            let (ended, checks) = pass(&mut driver, begin + 30..begin + 60, |_| false);
             assert_eq!(ended, []);
-            assert!(looks > 0);
+            assert!(checks > 0);
         }
     }
 
@@ -180,23 +180,23 @@ mod tests {
 
     #[test]
     fn the_user_is_told_that_the_last_that_holds_the_state_is_stopped() {
-        let told = |others: &[Event]| {
+        let notes_with = |others: &[Event]| {
             let mut driver = round_of_three();
             driver.expect_life_within(Some(LIMIT));
             for event in others {
                 driver.handle(at(1000), event.clone());
             }
-            let mut said = Vec::new();
+            let mut notes = Vec::new();
             let mut now = at(1000);
             while now < at(1000) + LIMIT + LIMIT {
                 while let Some(action) = driver.poll_action() {
                     match action {
-                        Action::Say(text) if text.contains("alone holds the training state") => {
-                            said.push((now, text));
+                        Action::Note(text) if text.contains("alone holds the training state") => {
+                            notes.push((now, text));
                         }
-                        Action::Look(worker) => {
+                        Action::CheckStopped(worker) => {
                             let is_stopped = true;
-                            driver.handle(now, Event::Looked { worker, is_stopped });
+                            driver.handle(now, Event::StoppedState { worker, is_stopped });
                         }
                         Action::Stop(worker) => panic!("{worker} was ended"),
                         _ => {}
@@ -205,7 +205,7 @@ mod tests {
                 now += Duration::from_secs(1);
                 driver.handle_timeout(now);
             }
-            said
+            notes
         };
         // Two wait without it; or it is alone.
         let new = |worker| Event::Joined { worker, held: 0 };
@@ -215,9 +215,9 @@ mod tests {
             cause: signal(),
         };
         for others in [[new(0), new(1)], [exited(0), exited(1)]] {
-            let said = told(&others);
-            assert_eq!(said.len(), 1, "{said:?}");
-            let (when, _) = &said[0];
+            let notes = notes_with(&others);
+            assert_eq!(notes.len(), 1, "{notes:?}");
+            let (when, _) = &notes[0];
             assert!(*when <= at(1000) + LIMIT, "{when:?}");
         }
     }

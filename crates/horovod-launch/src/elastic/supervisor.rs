@@ -1,7 +1,9 @@
-//! An elastic job without its processes: the driver, the rendezvous, and an executor that is told what to do.
+//! An elastic job without its processes: the driver, the rendezvous, and an executor that carries out the driver's
+//! actions.
 //!
-//! It has no thread and never waits. What happens comes in by calls; what follows is done before they return. Whoever owns it
-//! waits until [`Supervisor::as_fd`] is readable or [`Supervisor::deadline`] has come, and calls [`Supervisor::advance`].
+//! The supervisor has no thread and never waits. Calls report events; each call performs the resulting actions before
+//! it returns. Its owner waits until [`Supervisor::as_fd`] is readable or [`Supervisor::deadline`] has come, and calls
+//! [`Supervisor::advance`].
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -37,9 +39,9 @@ pub struct Supervisor<E> {
     pub(super) executor: E,
     of_job: Variables,
     started: Instant,
-    /// What there is now, in the order in which it came.
+    /// Hosts there are now, in the order in which they came.
     hosts: Vec<Host>,
-    /// All that ever were, with the slots that they had last.
+    /// All hosts that ever were, with the slots that they had last.
     known: BTreeMap<String, Host>,
     workers: BTreeMap<WorkerId, Running>,
     /// The rank that the last worker of each place had.
@@ -147,8 +149,8 @@ impl<E: Executor> Supervisor<E> {
     }
 
     /// The answer to [`Executor::look`].
-    pub fn looked(&mut self, worker: WorkerId, is_stopped: bool) {
-        self.handle(Event::Looked { worker, is_stopped });
+    pub fn stopped_state(&mut self, worker: WorkerId, is_stopped: bool) {
+        self.handle(Event::StoppedState { worker, is_stopped });
     }
 
     /// Takes what the rendezvous has to say, and does what is due by now.
@@ -242,13 +244,13 @@ impl<E: Executor> Supervisor<E> {
             ServerEvent::Held { worker, held } => self.handle(Event::Held { worker, held }),
             ServerEvent::Silent { who, by } => self.handle(Event::Silent { worker: who, by }),
             ServerEvent::Up(generation) => {
-                self.executor.tell(News::Round {
+                self.executor.notify(News::Round {
                     number: generation.0,
                     workers: &self.driver.round,
                 });
                 self.handle(Event::Up);
             }
-            ServerEvent::Failed(why) => self.executor.tell(News::NoRound(&why)),
+            ServerEvent::Failed(why) => self.executor.notify(News::NoRound(&why)),
             _ => {}
         }
     }
@@ -259,7 +261,7 @@ impl<E: Executor> Supervisor<E> {
         }
     }
 
-    /// What an action leads to at once is told to the driver at once.
+    /// Carries out an action, and feeds its immediate results to the driver.
     fn act(&mut self, action: Action) {
         match action {
             Action::Open(host) => match self.executor.open(&host) {
@@ -278,12 +280,12 @@ impl<E: Executor> Supervisor<E> {
                     self.executor.end(worker);
                 }
             }
-            Action::Look(worker) => {
+            Action::CheckStopped(worker) => {
                 if let Some(pid) = self.workers.get(&worker).and_then(|w| w.pid) {
-                    self.executor.look(worker, pid);
+                    self.executor.check_stopped(worker, pid);
                 }
             }
-            Action::TellDeath { worker, cause } => {
+            Action::AnnounceDeath { worker, cause } => {
                 let host = self.host_of(worker).unwrap_or_default();
                 let server = self.rendezvous.server();
                 server.report_death(Rank(worker), host, &cause);
@@ -296,7 +298,7 @@ impl<E: Executor> Supervisor<E> {
             }
             Action::Announce(kind) => self.rendezvous.server().announce(kind),
             Action::Dismiss(worker, why) => self.rendezvous.server().dismiss(worker, &why),
-            Action::Say(text) => self.executor.tell(News::Words(&text)),
+            Action::Note(text) => self.executor.notify(News::Words(&text)),
             Action::End(ending) => self.finish(ending),
         }
     }
@@ -369,7 +371,7 @@ impl<E: Executor> Supervisor<E> {
     fn label(&mut self, worker: WorkerId, label: u32) {
         if let Some(w) = self.workers.get_mut(&worker) {
             w.label = label;
-            self.executor.tell(News::Rank(worker, label));
+            self.executor.notify(News::Rank(worker, label));
         }
     }
 }

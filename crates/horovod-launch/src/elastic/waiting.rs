@@ -18,7 +18,7 @@ pub(super) struct Finished {
     /// It, for people.
     name: String,
     /// The user knows.
-    is_told: bool,
+    is_announced: bool,
     /// Fewer than --min-np have gone on.
     went_on: Option<usize>,
 }
@@ -28,30 +28,30 @@ impl Driver {
     pub(super) fn news_deadline(&self) -> Option<Time> {
         let waiting = self
             .waiting_since
-            .map(|since| since.max(self.told_waiting_at) + NEWS_INTERVAL);
-        let finished = self.finished.as_ref().filter(|f| !f.is_told);
+            .map(|since| since.max(self.announced_waiting_at) + NEWS_INTERVAL);
+        let finished = self.finished.as_ref().filter(|f| !f.is_announced);
         let finished = finished.map(|f| f.at + TOGETHER);
         [waiting, finished].into_iter().flatten().min()
     }
 
     /// Says what has been waited for for some time, and that a worker has left early.
-    pub(super) fn tell_news(&mut self, now: Time) {
+    pub(super) fn announce_waits(&mut self, now: Time) {
         if self
             .finished
             .as_ref()
             .is_some_and(|f| now >= f.at + TOGETHER)
         {
-            self.tell_finished();
+            self.announce_finished();
         }
         let Some(since) = self.waiting_since else {
             return;
         };
-        if now < since.max(self.told_waiting_at) + NEWS_INTERVAL {
+        if now < since.max(self.announced_waiting_at) + NEWS_INTERVAL {
             return;
         }
-        self.told_waiting_at = now;
+        self.announced_waiting_at = now;
         let left = (since + self.policy.wait_timeout).saturating_sub(now);
-        self.say(format!(
+        self.note(format!(
             "waiting for {} s: {}; it is given up in {} s (--elastic-timeout)",
             now.saturating_sub(since).as_secs(),
             self.lack(),
@@ -65,19 +65,19 @@ impl Driver {
         self.finished.get_or_insert(Finished {
             at: now,
             name: name.to_owned(),
-            is_told: false,
+            is_announced: false,
             went_on: None,
         });
     }
 
-    fn tell_finished(&mut self) {
+    fn announce_finished(&mut self) {
         let others = self.workers.iter();
         let others = others.filter(|(id, w)| self.counts(**id) && !w.is_going);
         let others = others.count();
-        let Some(finished) = self.finished.as_mut().filter(|f| !f.is_told) else {
+        let Some(finished) = self.finished.as_mut().filter(|f| !f.is_announced) else {
             return;
         };
-        finished.is_told = true;
+        finished.is_announced = true;
         let go_on = match others {
             0 => return,
             1 => "1 other goes on".to_owned(),
@@ -88,19 +88,19 @@ impl Driver {
              nobody is let in, and the others may become fewer than --min-np {}",
             finished.name, self.policy.min_np
         );
-        self.say(text);
+        self.note(text);
     }
 
     /// Those left of a round from which others went with 0 form another one.
     pub(super) fn go_on_without(&mut self, left: usize) {
-        self.tell_finished();
+        self.announce_finished();
         let min = self.policy.min_np;
         let Some(finished) = &mut self.finished else {
             return;
         };
         if left < min as usize {
             finished.went_on = Some(left);
-            self.say(format!(
+            self.note(format!(
                 "{left} left are fewer than --min-np {min}: whatever they do, the job will end with status {TOO_FEW}"
             ));
         }
@@ -154,7 +154,7 @@ impl Driver {
         });
     }
 
-    /// What there is too little of, and where it went, once it has been waited for too long.
+    /// Text about the missing workers or slots, and their whereabouts, after a wait that was too long.
     pub(super) fn shortage(&self) -> String {
         format!(
             "no round could be formed within {} s (--elastic-timeout): {}",
@@ -213,17 +213,17 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// What was said, and how the job ended.
+    /// Notes, and the end of the job.
     fn news(driver: &mut Driver) -> (Vec<String>, Option<Ending>) {
-        let (mut said, mut ending) = (Vec::new(), None);
+        let (mut notes, mut ending) = (Vec::new(), None);
         while let Some(action) = driver.poll_action() {
             match action {
-                Action::Say(text) => said.push(text),
+                Action::Note(text) => notes.push(text),
                 Action::End(how) => ending = Some(how),
                 _ => {}
             }
         }
-        (said, ending)
+        (notes, ending)
     }
 
     /// Lets the time pass until then, as the launcher does.
@@ -245,11 +245,11 @@ mod tests {
         pass(&mut driver, at(14));
         assert_eq!(news(&mut driver), (vec![], None));
         pass(&mut driver, at(100));
-        let (said, ending) = news(&mut driver);
-        assert_eq!((said.len(), ending), (1, None), "{said:?}");
+        let (notes, ending) = news(&mut driver);
+        assert_eq!((notes.len(), ending), (1, None), "{notes:?}");
         assert!(
-            said[0].starts_with("rank 1 on host h ended with 0 while 2 others go on"),
-            "{said:?}"
+            notes[0].starts_with("rank 1 on host h ended with 0 while 2 others go on"),
+            "{notes:?}"
         );
         // They go on among themselves, no fewer than --min-np.
         for worker in [0, 2] {
@@ -278,10 +278,13 @@ mod tests {
         for worker in [0, 2] {
             driver.handle(at(11), Event::Joined { worker, held: 2 });
         }
-        let (said, _) = news(&mut driver);
-        let said = said.join("\n");
-        assert!(said.contains("2 left are fewer than --min-np 3"), "{said}");
-        assert!(said.contains("status 75"), "{said}");
+        let (notes, _) = news(&mut driver);
+        let notes = notes.join("\n");
+        assert!(
+            notes.contains("2 left are fewer than --min-np 3"),
+            "{notes}"
+        );
+        assert!(notes.contains("status 75"), "{notes}");
         driver.handle(at(12), Event::Up);
         driver.handle(at(20), left(0));
         driver.handle(at(20), left(2));
@@ -319,10 +322,10 @@ mod tests {
         driver.handle(at(0), Event::HostReady("h".into()));
         driver.handle(at(1), Event::Joined { worker: 0, held: 0 });
         pass(&mut driver, at(25));
-        let (said, _) = news(&mut driver);
-        assert_eq!(said.len(), 2, "{said:?}");
+        let (notes, _) = news(&mut driver);
+        assert_eq!(notes.len(), 2, "{notes:?}");
         assert_eq!(
-            said[0],
+            notes[0],
             "waiting for 10 s: 2 workers are needed (-np), 1 are ready, 1 started but have not called init; hosts: \
              h:2 (2 run); it is given up in 50 s (--elastic-timeout)"
         );
@@ -333,11 +336,11 @@ mod tests {
         // A round is lost: who is out waits for who is not.
         driver.handle(at(500), Event::Joined { worker: 0, held: 2 });
         pass(&mut driver, at(511));
-        let (said, _) = news(&mut driver);
-        assert_eq!(said.len(), 1, "{said:?}");
+        let (notes, _) = news(&mut driver);
+        assert_eq!(notes.len(), 1, "{notes:?}");
         assert!(
-            said[0].contains("not out of the last round: rank 1 on host h"),
-            "{said:?}"
+            notes[0].contains("not out of the last round: rank 1 on host h"),
+            "{notes:?}"
         );
     }
 

@@ -1,4 +1,4 @@
-//! What an agent that has dialed says of its place.
+//! Description of its place by an agent that has dialed.
 
 use horovod_protocol::wire::{DecodeError, Reader, Writer};
 
@@ -13,7 +13,7 @@ pub struct DialedTask {
     pub attempt: u32,
     /// Equal for two agents exactly if their ranks share a host.
     pub host: String,
-    /// What ranks know their host by.
+    /// The host name that ranks use.
     pub host_name: String,
     /// Its process.
     pub pid: u32,

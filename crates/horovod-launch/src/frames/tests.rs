@@ -33,7 +33,7 @@ fn messages_survive_one_byte_at_a_time() {
             env: vec![pair("A", b"2")],
         }),
         ToAgent::End(70_000),
-        ToAgent::Look { rank: 3, pid: 4711 },
+        ToAgent::CheckStopped { rank: 3, pid: 4711 },
         ToAgent::Close,
         ToAgent::Cause("a firewall".into()),
         ToAgent::Examine(Question::Clock(7)),
@@ -95,7 +95,7 @@ fn answers_survive() {
             rank: 2,
             status: ExitStatus::OutOfMemory,
         },
-        FromAgent::Looked {
+        FromAgent::StoppedState {
             rank: 2,
             is_stopped: true,
         },

@@ -13,7 +13,7 @@ use crate::rendezvous::Rendezvous;
 use crate::report::Cause;
 use crate::{dialed, environment, platform, remote, threads};
 
-/// What the agent of a host is told of the job, but for its ranks.
+/// The job's specification for the agent of a host, without its ranks.
 pub(crate) fn spec(
     options: &Options,
     rendezvous: &Rendezvous,
@@ -61,7 +61,7 @@ impl Job<'_> {
                     return;
                 }
                 if verbose {
-                    self.output.say(&format!(
+                    self.output.note(&format!(
                         "horovodrun: {name} answers and calls itself {hostname}"
                     ));
                 }
@@ -77,15 +77,15 @@ impl Job<'_> {
                 }
             }
             FromAgent::Refused { code, why } => self.refuse(index, code, &why),
-            FromAgent::Note(text) => self.output.say(&format!("horovodrun: {name}: {text}")),
+            FromAgent::Note(text) => self.output.note(&format!("horovodrun: {name}: {text}")),
             FromAgent::Started { rank, pid } => {
-                self.output.tell(&Event::Started {
+                self.output.emit(&Event::Started {
                     worker: rank,
                     host: name.clone(),
                     pid,
                 });
                 if verbose {
-                    self.output.say(&format!(
+                    self.output.note(&format!(
                         "horovodrun: rank {rank} runs on {name} as process {pid}"
                     ));
                 }
@@ -108,14 +108,14 @@ impl Job<'_> {
                 self.links[index].stage = Stage::Done;
                 self.links[index].hang_up();
             }
-            FromAgent::Unreached(told) => {
-                if self.is_of(index, told.rank()) {
-                    self.rendezvous.report_unreached(told);
+            FromAgent::Unreached(report) => {
+                if self.is_of(index, report.rank()) {
+                    self.rendezvous.report_unreached(report);
                 }
             }
-            FromAgent::Threads(told) => self.state.threads.push((name, told)),
+            FromAgent::Threads(report) => self.state.threads.push((name, report)),
             // Nobody asked.
-            FromAgent::Found(_) | FromAgent::Looked { .. } => {}
+            FromAgent::Found(_) | FromAgent::StoppedState { .. } => {}
         }
     }
 
@@ -173,7 +173,7 @@ impl Job<'_> {
         }
         self.state.is_running = true;
         for line in threads::news(&self.state.threads, self.options.verbose) {
-            self.output.say(&format!("horovodrun: {line}"));
+            self.output.note(&format!("horovodrun: {line}"));
         }
         for link in &mut self.links {
             link.send(&ToAgent::Start);

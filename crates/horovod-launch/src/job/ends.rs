@@ -26,7 +26,7 @@ impl Job<'_> {
         }
         if self.options.verbose {
             self.output
-                .say(&format!("horovodrun: rank {rank} {}", cause.text()));
+                .note(&format!("horovodrun: rank {rank} {}", cause.text()));
         }
         // After Ctrl-C every rank ends as its script likes; none of that is news.
         let is_interrupted = self.state.interrupted_by.is_some();
@@ -40,7 +40,7 @@ impl Job<'_> {
             was_asked = false;
             cause = Cause::Silent(*by, *status);
         }
-        self.output.tell(&Event::Ended {
+        self.output.emit(&Event::Ended {
             worker: rank,
             host: host.clone(),
             cause: cause.clone(),
@@ -60,7 +60,7 @@ impl Job<'_> {
     pub(super) fn conclude(&mut self) -> JobEnd {
         let (status, outcome, paragraphs) = self.judge();
         for text in &paragraphs {
-            self.output.say(&format!("horovodrun: {text}"));
+            self.output.note(&format!("horovodrun: {text}"));
         }
         JobEnd {
             status,
@@ -99,7 +99,7 @@ impl Job<'_> {
     }
 }
 
-/// What is said of a launcher that a signal has ended.
+/// Text about a launcher that was ended by a signal.
 pub(crate) fn ended_by(signal: i32) -> String {
     let name = platform::signal_name(signal);
     format!("ended by signal {signal} ({name})")

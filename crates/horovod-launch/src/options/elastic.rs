@@ -9,7 +9,7 @@ use crate::args::text;
 
 const ELASTIC: &str = "elastic jobs (with --min-np or --host-discovery-script)";
 
-/// What the command line says about changing members.
+/// Options of the command line for changing members.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ElasticOptions {
     /// Shell command that prints the hosts there are now.

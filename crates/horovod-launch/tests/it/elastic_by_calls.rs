@@ -17,9 +17,9 @@ use horovod_transport::{ConnectError, ControlEvent, JobKey, Membership, MeshConf
 /// No test may take longer.
 const LIMIT: Duration = Duration::from_secs(240);
 /// How often threads look at what has no channel.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL: Duration = Duration::from_millis(5);
 
-/// What a worker is told.
+/// Order to a worker.
 #[derive(Clone, Copy, Debug)]
 enum Order {
     /// End at once, as after this.
@@ -28,9 +28,9 @@ enum Order {
     Again,
 }
 
-/// What a worker says.
+/// Message from a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Said {
+enum Report {
     /// It is part of a round: rank, size, local rank.
     In(WorkerId, [u32; 3]),
     /// It has been told that the members change.
@@ -45,7 +45,7 @@ struct WorkerProcess {
 
 /// Starts threads.
 struct Threads {
-    said: Sender<Said>,
+    reports: Sender<Report>,
     workers: BTreeMap<WorkerId, WorkerProcess>,
     /// Hosts that take time to open.
     slow: Vec<&'static str>,
@@ -85,12 +85,12 @@ impl Executor for Threads {
         let environment: BTreeMap<String, String> =
             environment.map(|(n, v)| (text(n), text(v))).collect();
         let (orders, heard) = channel();
-        let (number, said) = (new.worker, self.said.clone());
+        let (number, reports) = (new.worker, self.reports.clone());
         let own = environment.clone();
         let thread = std::thread::spawn(move || {
-            let status = work(number, &own, &heard, &said);
+            let status = work(number, &own, &heard, &reports);
             // The test may be over.
-            let _ = said.send(Said::Ended(number, status));
+            let _ = reports.send(Report::Ended(number, status));
         });
         self.environments.insert(number, environment);
         self.workers
@@ -109,7 +109,7 @@ impl Executor for Threads {
         }
     }
 
-    fn tell(&mut self, news: News<'_>) {
+    fn notify(&mut self, news: News<'_>) {
         if let News::Round { workers, .. } = news {
             self.rounds.push(workers.to_vec());
         }
@@ -121,7 +121,7 @@ fn work(
     worker: WorkerId,
     environment: &BTreeMap<String, String>,
     orders: &Receiver<Order>,
-    said: &Sender<Said>,
+    reports: &Sender<Report>,
 ) -> ExitStatus {
     let key = JobKey::from_hex(&environment["HOROVOD_JOB_KEY"]).expect("a key");
     let places = environment["HOROVOD_RENDEZVOUS"].split(',');
@@ -142,9 +142,9 @@ fn work(
         };
         let assignment = mesh.assignment.expect("of an elastic job");
         let place = [assignment.rank, mesh.topology.size, assignment.local_rank];
-        let _ = said.send(Said::In(worker, place));
+        let _ = reports.send(Report::In(worker, place));
         loop {
-            match orders.recv_timeout(LOOK) {
+            match orders.recv_timeout(POLL) {
                 Ok(Order::End(status)) => return status,
                 Ok(Order::Again) | Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => {}
@@ -152,7 +152,7 @@ fn work(
             match mesh.control.poll() {
                 None | Some(ControlEvent::Frame { .. } | ControlEvent::OutOfBand { .. }) => {}
                 Some(ControlEvent::HostsUpdated { .. }) => {
-                    let _ = said.send(Said::Changed(worker));
+                    let _ = reports.send(Report::Changed(worker));
                 }
                 // Another has gone.
                 Some(_) => break,
@@ -164,7 +164,7 @@ fn work(
 /// A job and what its workers say.
 struct Job {
     supervisor: Supervisor<Threads>,
-    said: Receiver<Said>,
+    reports: Receiver<Report>,
     deadline: Instant,
 }
 
@@ -189,9 +189,9 @@ impl Job {
             has_fixed_hosts: false,
         };
         let rendezvous = Rendezvous::start_elastic(Reach::ThisHost, &[]).expect("listens");
-        let (sender, said) = channel();
+        let (sender, reports) = channel();
         let threads = Threads {
-            said: sender,
+            reports: sender,
             workers: BTreeMap::new(),
             slow,
             calls: Vec::new(),
@@ -200,21 +200,21 @@ impl Job {
         };
         Self {
             supervisor: Supervisor::new(policy, rendezvous, &[], threads),
-            said,
+            reports,
             deadline: Instant::now() + LIMIT,
         }
     }
 
     /// Goes on until workers have said all of this, in any order.
     #[track_caller]
-    fn until_said(&mut self, mut expected: Vec<Said>) {
+    fn until_reported(&mut self, mut expected: Vec<Report>) {
         while !expected.is_empty() {
             assert!(Instant::now() < self.deadline, "not in time: {expected:?}");
-            if let Ok(said) = self.said.recv_timeout(LOOK) {
-                if let Said::Ended(worker, status) = said {
+            if let Ok(reports) = self.reports.recv_timeout(POLL) {
+                if let Report::Ended(worker, status) = reports {
                     self.supervisor.ended(worker, Cause::Exit(status));
                 }
-                expected.retain(|one| *one != said);
+                expected.retain(|one| *one != reports);
             }
             self.supervisor.advance();
         }
@@ -225,7 +225,7 @@ impl Job {
     fn until_round(&mut self, workers: &[WorkerId]) {
         while self.supervisor.executor().rounds.last().map(Vec::as_slice) != Some(workers) {
             assert!(Instant::now() < self.deadline, "not in time: {workers:?}");
-            std::thread::park_timeout(LOOK);
+            std::thread::park_timeout(POLL);
             self.supervisor.advance();
         }
     }
@@ -240,7 +240,7 @@ impl Job {
         for worker in workers {
             self.order(*worker, Order::End(done));
         }
-        self.until_said(workers.iter().map(|w| Said::Ended(*w, done)).collect());
+        self.until_reported(workers.iter().map(|w| Report::Ended(*w, done)).collect());
         assert_eq!(self.supervisor.ending(), Some(&Ending::Success));
         assert_eq!(self.supervisor.deadline(), None);
         let threads = self.supervisor.into_executor();
@@ -255,7 +255,7 @@ impl Job {
 fn a_worker_that_dies_is_replaced_and_a_host_that_comes_is_used() {
     let mut job = Job::start(2, 2..=3, vec!["b"]);
     job.supervisor.set_hosts(vec![host("a", 2)]);
-    job.until_said(vec![Said::In(0, [0, 2, 0]), Said::In(1, [1, 2, 1])]);
+    job.until_reported(vec![Report::In(0, [0, 2, 0]), Report::In(1, [1, 2, 1])]);
     let environments = &job.supervisor.executor().environments;
     assert_eq!(environments[&1]["HOROVOD_ELASTIC_WORKER"], "1");
     assert_eq!(environments[&1]["HOROVOD_LOCAL_RANK"], "1");
@@ -264,10 +264,10 @@ fn a_worker_that_dies_is_replaced_and_a_host_that_comes_is_used() {
     // The survivor sees it by itself and comes back, before the newcomer in the order of ranks.
     let killed = ExitStatus::Signal(9);
     job.order(0, Order::End(killed));
-    job.until_said(vec![
-        Said::Ended(0, killed),
-        Said::In(1, [0, 2, 1]),
-        Said::In(2, [1, 2, 0]),
+    job.until_reported(vec![
+        Report::Ended(0, killed),
+        Report::In(1, [0, 2, 1]),
+        Report::In(2, [1, 2, 0]),
     ]);
     assert_eq!(job.supervisor.host_of(2), Some("a"));
 
@@ -277,13 +277,13 @@ fn a_worker_that_dies_is_replaced_and_a_host_that_comes_is_used() {
     assert_eq!(threads.calls, ["open a", "open b"]);
     assert!(!threads.workers.contains_key(&3), "it is not open yet");
     job.supervisor.host_ready("b");
-    job.until_said(vec![Said::Changed(1), Said::Changed(2)]);
+    job.until_reported(vec![Report::Changed(1), Report::Changed(2)]);
     // The other follows, as its round is over.
     job.order(1, Order::Again);
-    job.until_said(vec![
-        Said::In(1, [0, 3, 1]),
-        Said::In(2, [1, 3, 0]),
-        Said::In(3, [2, 3, 0]),
+    job.until_reported(vec![
+        Report::In(1, [0, 3, 1]),
+        Report::In(2, [1, 3, 0]),
+        Report::In(3, [2, 3, 0]),
     ]);
     job.until_round(&[1, 2, 3]);
     job.finish(&[1, 2, 3]);
@@ -293,14 +293,14 @@ fn a_worker_that_dies_is_replaced_and_a_host_that_comes_is_used() {
 fn a_lost_host_takes_its_workers_with_it() {
     let mut job = Job::start(2, 1..=2, Vec::new());
     job.supervisor.set_hosts(vec![host("a", 1), host("b", 1)]);
-    job.until_said(vec![Said::In(0, [0, 2, 0]), Said::In(1, [1, 2, 0])]);
+    job.until_reported(vec![Report::In(0, [0, 2, 0]), Report::In(1, [1, 2, 0])]);
     // As of a machine that is gone: nobody says that its worker has ended.
     job.order(1, Order::End(ExitStatus::Signal(9)));
-    let lost = Said::Ended(1, ExitStatus::Signal(9));
-    while job.said.recv_timeout(LIMIT).expect("in time") != lost {}
+    let lost = Report::Ended(1, ExitStatus::Signal(9));
+    while job.reports.recv_timeout(LIMIT).expect("in time") != lost {}
     job.supervisor.host_lost("b", "its machine is gone", 1);
     assert_eq!(job.supervisor.workers_on("b"), []);
-    job.until_said(vec![Said::In(0, [0, 1, 0])]);
+    job.until_reported(vec![Report::In(0, [0, 1, 0])]);
     job.supervisor.remove_host("b");
     job.finish(&[0]);
 }
@@ -312,7 +312,7 @@ fn a_host_that_cannot_be_opened_or_start_workers_is_left_alone() {
     job.supervisor.set_hosts(hosts);
     let there = job.supervisor.workers_on("a");
     assert_eq!(there.len(), 1);
-    job.until_said(vec![Said::In(there[0], [0, 1, 0])]);
+    job.until_reported(vec![Report::In(there[0], [0, 1, 0])]);
     assert_eq!(job.supervisor.workers_on("full"), []);
     job.finish(&there);
 }
@@ -321,12 +321,12 @@ fn a_host_that_cannot_be_opened_or_start_workers_is_left_alone() {
 fn a_halted_job_decides_nothing() {
     let mut job = Job::start(1, 1..=2, Vec::new());
     job.supervisor.set_hosts(vec![host("a", 1)]);
-    job.until_said(vec![Said::In(0, [0, 1, 0])]);
+    job.until_reported(vec![Report::In(0, [0, 1, 0])]);
     job.supervisor.halt();
     assert_eq!(job.supervisor.deadline(), None);
     job.supervisor.add_host(host("b", 1));
     job.order(0, Order::End(ExitStatus::Code(1)));
-    job.until_said(vec![Said::Ended(0, ExitStatus::Code(1))]);
+    job.until_reported(vec![Report::Ended(0, ExitStatus::Code(1))]);
     let threads = job.supervisor.executor();
     assert_eq!(threads.workers.len(), 1, "nothing is started for it");
     assert_eq!(threads.calls, ["open a"]);

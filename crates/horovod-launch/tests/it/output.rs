@@ -1,4 +1,4 @@
-//! What the user sees of the ranks' output.
+//! Output of the ranks as the user sees it.
 
 // They look for processes in /proc.
 #![cfg(target_os = "linux")]

@@ -227,7 +227,7 @@ fn standard_input_is_rank_0s() {
     let (reader, mut writer) = std::io::pipe().expect("a pipe");
     writer.write_all(b"one\n").expect("room");
     let run = Run::start_with(shell(3, script), reader.into());
-    // What comes later reaches rank 0 as well.
+    // Later input reaches rank 0 as well.
     run.wait_for(&["[0]<stdout>:one", "[1]<stdout>:end", "[2]<stdout>:end"]);
     writer.write_all(b"two\n").expect("room");
     drop(writer);

@@ -6,7 +6,7 @@ use crate::message::{Item, Response, SlotRun, ToWorker};
 use crate::slots::blocks_of;
 use crate::types::{Op, Rank};
 
-/// What goes to one link.
+/// Messages for one link.
 #[derive(Clone, Default)]
 struct Stream {
     responses: Vec<Arc<Response>>,
@@ -41,7 +41,7 @@ impl Aggregator {
         self.mark = self.mark.max(msg.mark);
         match streams {
             None => {
-                self.told.fill(self.mark);
+                self.sent.fill(self.mark);
                 let everybody = Arc::clone(&self.everybody);
                 self.actions
                     .push_back(AggregatorAction::Down(everybody, msg.clone()));
@@ -53,11 +53,11 @@ impl Aggregator {
 
     fn send_streams(&mut self, streams: Vec<Stream>, msg: &ToWorker) {
         for (link, stream) in streams.into_iter().enumerate() {
-            let news = self.told[link] < self.mark;
+            let news = self.sent[link] < self.mark;
             if stream.responses.is_empty() && stream.evicted.is_empty() && !news {
                 continue;
             }
-            self.told[link] = self.mark;
+            self.sent[link] = self.mark;
             let message = ToWorker {
                 generation: msg.generation,
                 mark: msg.mark,
@@ -151,7 +151,7 @@ impl Aggregator {
                     evicted: Vec::new(),
                 };
                 if streams.is_none() {
-                    // What was for all so far is for all below; runs before this one included.
+                    // Messages for all links so far go to every link below, runs before this one included.
                     let mut before = all();
                     before.evicted = evicted_before(&msg.evicted, slot);
                     *streams = Some(vec![before; count]);
@@ -168,7 +168,7 @@ impl Aggregator {
         Ok(())
     }
 
-    pub(super) fn tell_lost(&mut self, lost: PeerLost, except: Option<Rank>) {
+    pub(super) fn send_lost(&mut self, lost: PeerLost, except: Option<Rank>) {
         let to: Arc<[Rank]> = self
             .everybody
             .iter()

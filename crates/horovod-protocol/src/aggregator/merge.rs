@@ -42,7 +42,7 @@ impl Merge {
                 }
                 Some(Key::Slot(run.first))
             }
-            // What a rank says after it has joined must not come before.
+            // A rank's messages after its join must stay after the join.
             _ => {
                 self.at.clear();
                 None

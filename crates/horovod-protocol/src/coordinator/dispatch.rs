@@ -1,4 +1,4 @@
-//! What a dispatch works with: requests that are ready, the fusion of several kinds, and messages within their bounds.
+//! Data of a dispatch: requests that are ready, the fusion of several kinds, and messages within their bounds.
 
 use super::Coordinator;
 use crate::fusion::{Candidate, FusionKey, FusionPlan};
@@ -19,7 +19,7 @@ pub(super) enum Ready {
     Answer {
         /// The links to those who must know.
         to: Arc<[u32]>,
-        /// What.
+        /// The response.
         response: Arc<Response>,
     },
     /// As an answer to everybody, with a place of its own in the order.
@@ -61,7 +61,7 @@ pub(super) struct Outgoing {
     pub(super) wire_bytes: usize,
 }
 
-/// What earlier messages leave for later ones.
+/// Buffers that later messages use again.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     pub(super) ready: Vec<Ready>,
@@ -183,7 +183,7 @@ pub(super) struct Marks {
     pub(super) after: u64,
 }
 
-/// What goes to one link, or to all alike.
+/// Messages for one link, or the same for all.
 #[derive(Default)]
 pub(super) struct Stream {
     pub(super) full: Vec<Vec<Arc<Response>>>,

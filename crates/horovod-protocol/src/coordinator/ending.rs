@@ -23,7 +23,7 @@ impl Coordinator {
         }
     }
 
-    /// Everybody stops. What was agreed before is still carried out.
+    /// Stops all ranks. Operations agreed before are still carried out.
     pub(super) fn stop(&mut self, by: Rank, why: StopReason) {
         self.answer(Arc::clone(&self.everybody), Response::Shutdown { by, why });
         self.phase = Phase::Stopping(RankSet::default());

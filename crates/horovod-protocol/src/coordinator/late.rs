@@ -78,8 +78,8 @@ impl Coordinator {
         late
     }
 
-    /// Whether something may wait for any of these ranks: a look that changes nothing. What an aggregator holds back
-    /// counts as missing.
+    /// Whether a request may wait for any of these ranks; changes nothing. Arrivals that an aggregator withholds count
+    /// as missing.
     pub fn lacks_any(&mut self, ranks: impl IntoIterator<Item = Rank>) -> bool {
         let ranks: RankSet = ranks.into_iter().collect();
         if !matches!(self.phase, Phase::Running) {
@@ -106,7 +106,7 @@ impl Coordinator {
     }
 }
 
-/// What is kept rank by rank of this, in no order, with the number of each request.
+/// Pending requests with their arrived ranks, in no order, each with its number.
 pub(super) fn waiting<'a>(
     entries: &'a mut Slab<Entry>,
     sets: &'a SetTable,

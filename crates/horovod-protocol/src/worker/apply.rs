@@ -324,7 +324,7 @@ impl Worker {
         Ok(item)
     }
 
-    /// What is known of a name.
+    /// Cache entry of a name.
     fn cached_of(&mut self, set: SetKey, name: &str) -> Option<&mut Cached> {
         let id = *self.ids.get(&set)?;
         self.cached_in(id, name)
@@ -495,7 +495,7 @@ impl Worker {
     }
 }
 
-/// What the items of one execution have in common.
+/// Common properties of the items of one execution.
 struct Run<'a> {
     set: ProcessSetId,
     op: &'a Op,

@@ -60,7 +60,7 @@ fn status(error: &Error) -> i32 {
     }
 }
 
-/// What `body` returns, or `otherwise` if it panics.
+/// Returns the result of `body`, or `otherwise` if `body` panics.
 fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
         tracing::error!("a C function of the core panicked; please report this with the log above");

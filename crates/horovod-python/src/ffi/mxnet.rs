@@ -27,7 +27,7 @@ thread_local! {
 /// Hands an operation to the core, which ends it in MXNet's engine; an error has to end it otherwise.
 type Submit = Box<dyn FnOnce(OnComplete) -> Result<(), String> + Send>;
 
-/// What the engine's function is called with.
+/// Argument of the engine's function.
 struct Pending {
     library: &'static Library,
     /// The engine's name of the operation, as long as that lives.

@@ -15,7 +15,7 @@ const SHUT_OUT_MAX: u64 = 10 * SECOND;
 /// Commits that may be made after that without it.
 const PASSED_BY_MAX: u32 = 3;
 
-/// What has happened so far, as far as it decides what may happen.
+/// History of the run, as far as it decides which events are allowed.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     pub(super) rounds: u64,
@@ -34,7 +34,7 @@ pub(super) struct Ledger {
     commits: u64,
     /// Commits that were made while a worker had been in the waiting set for long.
     passed_by: BTreeMap<WorkerId, u32>,
-    /// Who ended by itself, though it held the state and nothing was wrong with it.
+    /// Workers that ended by themselves, though they held the state and had no error.
     gave_up: Vec<WorkerId>,
 }
 
@@ -57,7 +57,7 @@ impl World {
         self.check(is_new, || format!("the number {worker} is used twice"));
         let stays = |(worker, (host, local)): &(&WorkerId, &(usize, u32))| {
             let host = &self.hosts[*host];
-            !self.told_to_end.contains(worker) && host.is_listed && *local < host.slots
+            !self.stopping.contains(worker) && host.is_listed && *local < host.slots
         };
         let running = self.known.iter().filter(stays).count() as u64 + 1;
         let most = u64::from(self.policy.max_np);
@@ -78,7 +78,7 @@ impl World {
     /// The driver forms a round.
     pub(super) fn check_round(&mut self, assignments: &[(WorkerId, RankAssignment)]) {
         let members: Vec<WorkerId> = assignments.iter().map(|(worker, _)| *worker).collect();
-        self.tell(format!("the launcher forms {members:?}"));
+        self.log(format!("the launcher forms {members:?}"));
         let in_order = (0..)
             .zip(assignments)
             .all(|(rank, (_, assignment))| assignment.rank == rank);
@@ -223,7 +223,7 @@ impl World {
             return;
         }
         let mut holders = self.processes.iter().filter(|(id, p)| {
-            let is_part = self.known.contains_key(id) && !self.told_to_end.contains(id);
+            let is_part = self.known.contains_key(id) && !self.stopping.contains(id);
             is_part && p.script.held > Held::Nothing && p.script.commits >= completed
         });
         let holder = holders.next().map(|(id, _)| *id);
@@ -260,7 +260,7 @@ impl World {
                 let host = &self.hosts[*host];
                 host.is_listed && *local < host.slots
             };
-            place.is_some_and(is_listed) && !self.told_to_end.contains(worker)
+            place.is_some_and(is_listed) && !self.stopping.contains(worker)
         };
         let inside = self.ledger.round.iter().filter(|worker| stays(worker));
         let has_room = (inside.count() as u64) < u64::from(self.policy.max_np);

@@ -151,7 +151,7 @@ impl World {
                 .iter()
                 .all(|h| self.is_open(Some(*h), here) && self.is_open(here, Some(*h)))
         {
-            self.parked.insert((worker, generation, seq));
+            self.waiting_for_route.insert((worker, generation, seq));
             return;
         }
         let Some(common) = self.generations.get_mut(&generation) else {
@@ -180,9 +180,9 @@ impl World {
         self.begin_next(worker);
     }
 
-    /// What waited for a way to be open goes on.
-    pub(super) fn unpark(&mut self) {
-        for (worker, generation, seq) in std::mem::take(&mut self.parked) {
+    /// Resumes the transfers that waited for a route between hosts.
+    pub(super) fn resume(&mut self) {
+        for (worker, generation, seq) in std::mem::take(&mut self.waiting_for_route) {
             let after = self.rng.below(self.delay + 1);
             self.after(after, Happening::Carried(worker, generation, seq));
         }

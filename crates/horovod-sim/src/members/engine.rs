@@ -26,7 +26,7 @@ enum Node {
     Leaf,
 }
 
-/// What a node wants sent.
+/// Message or abort that a node requests.
 enum NodeAction {
     Up(ToCoordinator),
     Down(Vec<Rank>, ToWorker),
@@ -46,12 +46,12 @@ pub(super) struct Engine {
     /// All have agreed to stop.
     pub(super) stopped: bool,
     suspect: Option<Rank>,
-    /// What has been asked for, by entry.
+    /// Submitted requests, by entry.
     pub(super) open: BTreeMap<EntryId, String>,
     next_entry: u64,
-    /// What came of it; `None`: an error.
+    /// Results of requests; `None` is an error.
     pub(super) ended: BTreeMap<String, Option<Rc<Vec<u64>>>>,
-    /// What this rank gives, by name.
+    /// This rank's inputs, by name.
     pub(super) given: BTreeMap<String, Vec<u64>>,
 }
 
@@ -125,7 +125,7 @@ impl Engine {
         }
     }
 
-    fn hear(&mut self, now: Time, from: Rank, bytes: &[u8]) -> Result<(), String> {
+    fn handle(&mut self, now: Time, from: Rank, bytes: &[u8]) -> Result<(), String> {
         if self.parent() == Some(from) {
             let message = ToWorker::decode(bytes).map_err(|e| e.to_string())?;
             match &mut self.node {
@@ -134,12 +134,12 @@ impl Engine {
             }
         } else {
             let message = ToCoordinator::decode(bytes).map_err(|e| e.to_string())?;
-            self.hear_from_below(now, from, &message);
+            self.handle_from_child(now, from, &message);
         }
         Ok(())
     }
 
-    fn hear_from_below(&mut self, now: Time, from: Rank, message: &ToCoordinator) {
+    fn handle_from_child(&mut self, now: Time, from: Rank, message: &ToCoordinator) {
         match &mut self.node {
             Node::Root(coordinator) => coordinator.handle_message(now, from, message),
             Node::Inner(aggregator) => aggregator.handle_up(now, from, message),
@@ -177,7 +177,7 @@ impl Engine {
             self.worker.handle_message(&message);
         }
         if let Ok(message) = ToCoordinator::decode(bytes) {
-            self.hear_from_below(now, from, &message);
+            self.handle_from_child(now, from, &message);
         }
         self.worker.poll_action().is_some() || self.poll_node().is_some()
     }
@@ -234,7 +234,7 @@ impl World {
         };
         match message {
             Message::Bytes(bytes) if !engine.dead => {
-                if let Err(why) = engine.hear(now, rank, &bytes) {
+                if let Err(why) = engine.handle(now, rank, &bytes) {
                     self.fail(format!("worker {to} cannot read what {from} said: {why}"));
                 }
                 self.pump(to);
@@ -270,7 +270,7 @@ impl World {
     }
 
     /// The launcher knows of a death in this rank's round.
-    pub(super) fn told_of_death(&mut self, worker: WorkerId, rank: u32) {
+    pub(super) fn on_death(&mut self, worker: WorkerId, rank: u32) {
         if let Some(engine) = self.engine(worker)
             && !(engine.stopped && engine.is_idle())
         {
@@ -296,20 +296,20 @@ impl World {
         engine.worker.report_lost(lost.clone());
         engine.ready.clear();
         engine.running = None;
-        let says_goodbye = engine.parent().is_some();
+        let leaves_cleanly = engine.parent().is_some();
         let generation = engine.roster.generation;
         self.pump(worker);
-        if says_goodbye {
-            self.tell_neighbours(worker, &|| Message::Goodbye);
+        if leaves_cleanly {
+            self.send_to_neighbours(worker, &|| Message::Goodbye);
         }
-        self.tell(format!(
+        self.log(format!(
             "worker {worker} leaves generation {generation}: {} is lost",
             lost.rank
         ));
         self.goes_after_end(worker);
     }
 
-    fn tell_neighbours(&mut self, worker: WorkerId, what: &dyn Fn() -> Message) {
+    fn send_to_neighbours(&mut self, worker: WorkerId, what: &dyn Fn() -> Message) {
         let Some(process) = self.processes.get(&worker) else {
             return;
         };
@@ -335,7 +335,7 @@ impl World {
 
     /// The engine ends, in whatever way.
     pub(super) fn leave_generation(&mut self, worker: WorkerId, farewell: &dyn Fn() -> Message) {
-        self.tell_neighbours(worker, farewell);
+        self.send_to_neighbours(worker, farewell);
         self.abandon(worker);
         if let Some(process) = self.processes.get_mut(&worker) {
             process.engine = None;
@@ -454,7 +454,7 @@ impl World {
                 Node::Leaf => self.send_up(worker, &message),
                 Node::Root(_) | Node::Inner(_) => {
                     let me = engine.rank();
-                    engine.hear_from_below(now, me, &message);
+                    engine.handle_from_child(now, me, &message);
                 }
             },
             WorkerAction::Execute(execution) => {

@@ -64,7 +64,7 @@ impl World {
         let strikes = self.fate_strikes(self.crashes_per_million);
         if strikes && self.now < self.calm_at {
             self.faults_left -= 1;
-            self.tell(format!("FAULT: worker {worker} is killed at {point}"));
+            self.log(format!("FAULT: worker {worker} is killed at {point}"));
             self.after(0, Happening::Dies(worker, 9));
         }
     }
@@ -77,7 +77,7 @@ impl World {
         let host = self.fate.index(self.hosts.len());
         let victim = self.fate.index(self.processes.len().max(1));
         if fault != Fault::Calm {
-            self.tell(format!("FAULT: {fault:?} (host h{host})"));
+            self.log(format!("FAULT: {fault:?} (host h{host})"));
         }
         match fault {
             Fault::Kill => {
@@ -115,10 +115,10 @@ impl World {
                 self.list_hosts();
             }
             Fault::Calm => {
-                self.tell("nothing goes wrong any more".to_owned());
+                self.log("nothing goes wrong any more".to_owned());
                 for host in 0..self.hosts.len() {
                     let cut = self.hosts[host].cuts;
-                    // Who has lost its power comes back when all have seen that.
+                    // A host without power comes back when all others have noticed.
                     if !self.hosts[host].is_dark {
                         self.heal(host, cut);
                     }
@@ -164,9 +164,9 @@ impl World {
             return;
         }
         (it.cut_in, it.cut_out, it.is_dark) = (false, false, false);
-        self.tell(format!("h{host} is no longer cut off"));
+        self.log(format!("h{host} is no longer cut off"));
         self.unblock();
-        self.unpark();
+        self.resume();
     }
 
     /// A host has been cut off for as long as somebody waits at most.
@@ -188,7 +188,7 @@ impl World {
         for client in here {
             let done = self.rendezvous.gone(client, "the connection timed out");
             self.rendezvous_did(done);
-            self.hear_from_rendezvous(client, Message::Closed);
+            self.on_rendezvous_message(client, Message::Closed);
             self.clients.remove(&client);
             self.links.remove(&LinkId::ToRendezvous(client));
             self.links.remove(&LinkId::FromRendezvous(client));

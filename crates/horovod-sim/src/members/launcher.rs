@@ -10,7 +10,7 @@ use horovod_transport::testing::Done;
 use super::links::{LinkId, Message, Route};
 use super::world::{Happening, MS, SECOND, World};
 
-/// What the launcher wants of the rendezvous, which has a thread of its own.
+/// The launcher's order to the rendezvous, which has a thread of its own.
 #[derive(Debug)]
 pub(super) enum Order {
     Form(Vec<(WorkerId, RankAssignment)>),
@@ -43,11 +43,11 @@ impl World {
     pub(super) fn list_hosts(&mut self) {
         let listed = (0..).zip(&self.hosts).filter(|(_, host)| host.is_listed);
         let listed = listed.map(|(i, host)| (name_of(i), host.slots)).collect();
-        self.tell(format!("hosts {listed:?}"));
-        self.tell_driver(Event::Hosts(listed));
+        self.log(format!("hosts {listed:?}"));
+        self.feed_driver(Event::Hosts(listed));
     }
 
-    pub(super) fn tell_driver(&mut self, event: Event) {
+    pub(super) fn feed_driver(&mut self, event: Event) {
         let now = self.time();
         self.driver.handle(now, event);
         self.obey();
@@ -125,7 +125,7 @@ impl World {
                 }
             }
             Action::Stop(worker) => {
-                self.told_to_end.insert(worker);
+                self.stopping.insert(worker);
                 if let Some((host, _)) = self.known.get(&worker).copied()
                     && let Some(agent) = self.hosts[host].agent
                 {
@@ -134,8 +134,8 @@ impl World {
                 }
             }
             // Only where the driver was told of a time-out.
-            Action::Look(_) => {}
-            Action::TellDeath { worker, cause } => {
+            Action::CheckStopped(_) => {}
+            Action::AnnounceDeath { worker, cause } => {
                 self.order(Order::Died { worker, cause });
             }
             Action::Form(assignments) => {
@@ -143,16 +143,16 @@ impl World {
                 self.order(Order::Form(assignments));
             }
             Action::Announce(kind) => {
-                self.tell(format!("the launcher announces {kind}"));
+                self.log(format!("the launcher announces {kind}"));
                 self.order(Order::Announce(kind));
             }
             Action::Dismiss(worker, why) => {
-                self.told_to_end.insert(worker);
+                self.stopping.insert(worker);
                 self.order(Order::Dismiss(worker, why));
             }
-            Action::Say(text) => self.tell(format!("horovodrun: {text}")),
+            Action::Note(text) => self.log(format!("horovodrun: {text}")),
             Action::End(ending) => {
-                self.tell(format!("the end: {ending:?}"));
+                self.log(format!("the end: {ending:?}"));
                 self.ending = Some(ending);
             }
         }
@@ -223,21 +223,21 @@ impl World {
         self.rendezvous_did(done);
     }
 
-    pub(super) fn hear_report(&mut self) {
+    pub(super) fn take_report(&mut self) {
         match self.reports.pop_front() {
             Some(ServerEvent::Joined { worker, held, .. }) => {
-                self.tell_driver(Event::Joined { worker, held });
+                self.feed_driver(Event::Joined { worker, held });
             }
-            Some(ServerEvent::Away { worker }) => self.tell_driver(Event::Away(worker)),
+            Some(ServerEvent::Away { worker }) => self.feed_driver(Event::Away(worker)),
             Some(ServerEvent::Held { worker, held }) => {
-                self.tell_driver(Event::Held { worker, held });
+                self.feed_driver(Event::Held { worker, held });
             }
             Some(ServerEvent::Up(generation)) => {
-                self.tell(format!("round {} stands", generation.0));
+                self.log(format!("round {} stands", generation.0));
                 self.ledger.rounds += 1;
-                self.tell_driver(Event::Up);
+                self.feed_driver(Event::Up);
             }
-            Some(ServerEvent::Failed(why)) => self.tell(format!("a round was given up: {why}")),
+            Some(ServerEvent::Failed(why)) => self.log(format!("a round was given up: {why}")),
             _ => {}
         }
     }
@@ -252,7 +252,7 @@ impl World {
             return self.lose_host(host, "no answer");
         }
         self.hosts[host].agents.insert(agent);
-        self.tell_driver(Event::HostReady(name_of(host)));
+        self.feed_driver(Event::HostReady(name_of(host)));
     }
 
     /// The launcher has no connection to this host any more.
@@ -266,7 +266,7 @@ impl World {
             code: 1,
         };
         self.known.retain(|_, (there, _)| *there != host);
-        self.tell_driver(event);
+        self.feed_driver(event);
     }
 
     pub(super) fn worker_exited(&mut self, host: usize, agent: u64, worker: WorkerId, status: i32) {
@@ -285,10 +285,10 @@ impl World {
         };
         let cause = Cause::Exit(status);
         self.known.remove(&worker);
-        self.tell_driver(Event::Exited { worker, cause });
+        self.feed_driver(Event::Exited { worker, cause });
     }
 
-    pub(super) fn agent_hears(&mut self, host: usize, agent: u64, message: Message) {
+    pub(super) fn on_agent_message(&mut self, host: usize, agent: u64, message: Message) {
         if !self.hosts[host].agents.contains(&agent) {
             return;
         }

@@ -53,9 +53,9 @@ pub(super) struct Link {
 /// From where to where something is said.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Route {
-    /// Who says it.
+    /// Sender.
     pub(super) from: Place,
-    /// Who is to hear it.
+    /// Receiver.
     pub(super) to: Place,
 }
 
@@ -114,7 +114,7 @@ impl World {
         }
     }
 
-    /// What was held up goes on.
+    /// Delivers the messages that were held back.
     pub(super) fn unblock(&mut self) {
         let ids: Vec<LinkId> = self
             .links
@@ -155,7 +155,7 @@ impl World {
                 return self.arrive_at_engine(generation, from, to, message);
             }
             (LinkId::ToRendezvous(client), Message::Bytes(bytes)) => {
-                let done = self.rendezvous.hear(client, &bytes);
+                let done = self.rendezvous.handle(client, &bytes);
                 self.rendezvous_did(done);
             }
             (LinkId::ToRendezvous(client), _) => {
@@ -164,8 +164,10 @@ impl World {
                 self.links.remove(&LinkId::FromRendezvous(client));
                 self.links.remove(&id);
             }
-            (LinkId::FromRendezvous(client), message) => self.hear_from_rendezvous(client, message),
-            (LinkId::ToAgent(host, agent), message) => self.agent_hears(host, agent, message),
+            (LinkId::FromRendezvous(client), message) => {
+                self.on_rendezvous_message(client, message)
+            }
+            (LinkId::ToAgent(host, agent), message) => self.on_agent_message(host, agent, message),
             (LinkId::FromAgent(host, agent), message) => {
                 if let Message::Exited(worker, status) = message {
                     self.worker_exited(host, agent, worker, status);

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use horovod_launch::elastic::WorkerId;
 use horovod_protocol::Tree;
-use horovod_transport::testing::{Heard, Saying};
+use horovod_transport::testing::{ServerMessage, WorkerMessage};
 
 use super::engine::Engine;
 use super::links::{LinkId, Message, Route};
@@ -32,7 +32,7 @@ pub(super) enum Stage {
     Member,
 }
 
-/// What a process knows of its round.
+/// A process's copy of its round's roster.
 #[derive(Clone, Debug)]
 pub(super) struct Roster {
     pub(super) generation: u64,
@@ -54,7 +54,7 @@ pub(super) struct Process {
     /// Attempts to become a member that failed in a row.
     failed: u32,
     pub(super) roster: Option<Roster>,
-    /// What was announced over the present connection to the rendezvous: newest version, all kinds.
+    /// Announcements over the present connection to the rendezvous: newest version, all kinds.
     pub(super) updates: (u64, u8),
     pub(super) engine: Option<Engine>,
     pub(super) script: Script,
@@ -80,7 +80,7 @@ impl World {
             script: Script::default(),
         };
         self.processes.insert(worker, process);
-        self.tell(format!("worker {worker} starts on h{host}, slot {local}"));
+        self.log(format!("worker {worker} starts on h{host}, slot {local}"));
         let after = self.between(300 * MS, 5 * SECOND);
         self.after(after, Happening::Goes(worker, 0));
     }
@@ -114,7 +114,7 @@ impl World {
             // It has waited there for longer than the launcher would.
             Stage::AtRendezvous(_) => self.exit(worker, 1),
             Stage::Preparing(until) => {
-                self.say(worker, &Saying::Ready);
+                self.send_to_rendezvous(worker, &WorkerMessage::Ready);
                 let left = until.saturating_sub(self.now);
                 self.enter(worker, Stage::Ready(until), left);
             }
@@ -172,20 +172,20 @@ impl World {
         if let Some(process) = self.processes.get_mut(&worker) {
             process.client = Some(client);
         }
-        let join = Saying::Join {
+        let join = WorkerMessage::Join {
             worker,
             held: held as u8,
             timeout_ms: self.connect_timeout / MS,
             host: super::launcher::name_of(host),
             fan_out: self.fan_out,
         };
-        self.say(worker, &join);
+        self.send_to_rendezvous(worker, &join);
         let at_rendezvous = Stage::AtRendezvous(self.now);
         self.enter(worker, at_rendezvous, 2 * TIMEOUT + self.connect_timeout);
     }
 
     /// Says something to the rendezvous.
-    pub(super) fn say(&mut self, worker: WorkerId, what: &Saying) {
+    pub(super) fn send_to_rendezvous(&mut self, worker: WorkerId, what: &WorkerMessage) {
         if let Some(process) = self.processes.get(&worker)
             && let Some(client) = process.client
         {
@@ -198,7 +198,7 @@ impl World {
         }
     }
 
-    pub(super) fn hear_from_rendezvous(&mut self, client: u64, message: Message) {
+    pub(super) fn on_rendezvous_message(&mut self, client: u64, message: Message) {
         let Some((worker, _)) = self.clients.get(&client).copied() else {
             return;
         };
@@ -219,9 +219,9 @@ impl World {
             }
             return;
         };
-        match Heard::decode(&bytes) {
+        match ServerMessage::decode(&bytes) {
             None => self.fail(format!("worker {worker} cannot read what it is told")),
-            Some(Heard::Roster {
+            Some(ServerMessage::Roster {
                 generation,
                 members,
                 fan_out,
@@ -230,23 +230,25 @@ impl World {
                 let rank = assignment.map_or(u32::MAX, |assignment| assignment.rank);
                 self.enrol(worker, generation, &members, rank, fan_out);
             }
-            Some(Heard::Table(_)) => {
+            Some(ServerMessage::Table(_)) => {
                 if let Stage::Ready(until) = process.stage {
                     self.fate_at(worker, "the table");
                     let after = self.between(MS, 100 * MS);
                     self.enter(worker, Stage::Linking(until), after);
                 }
             }
-            Some(Heard::PeerDied(rank)) if !is_joining => self.told_of_death(worker, rank),
-            Some(Heard::HostsUpdated { version, kind }) => {
+            Some(ServerMessage::PeerDied(rank)) if !is_joining => self.on_death(worker, rank),
+            Some(ServerMessage::HostsUpdated { version, kind }) => {
                 process.updates = (version, process.updates.1 | kind);
             }
-            Some(Heard::PeerDied(_) | Heard::Aborted) if is_joining => self.dial_again(worker),
-            Some(Heard::Removed) if is_joining => {
-                self.tell(format!("worker {worker} is sent away"));
+            Some(ServerMessage::PeerDied(_) | ServerMessage::Aborted) if is_joining => {
+                self.dial_again(worker)
+            }
+            Some(ServerMessage::Removed) if is_joining => {
+                self.log(format!("worker {worker} is sent away"));
                 self.exit(worker, 0);
             }
-            Some(Heard::Refused) if is_joining => self.exit(worker, 1),
+            Some(ServerMessage::Refused) if is_joining => self.exit(worker, 1),
             Some(_) => {}
         }
     }
@@ -326,7 +328,7 @@ impl World {
 
     /// Its round did not come to be, and no death explains it: a link may have been cut for a while.
     fn tries_again(&mut self, worker: WorkerId) {
-        self.say(worker, &Saying::Failed);
+        self.send_to_rendezvous(worker, &WorkerMessage::Failed);
         let Some(process) = self.processes.get_mut(&worker) else {
             return;
         };
@@ -352,7 +354,7 @@ impl World {
         };
         let (host, agent) = (process.host, process.agent);
         let stage = process.stage;
-        self.tell(format!(
+        self.log(format!(
             "worker {worker} on h{host} ends with {status} ({stage:?}, {})",
             process.script.describe()
         ));

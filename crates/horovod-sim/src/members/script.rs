@@ -7,7 +7,7 @@ use horovod_launch::elastic::WorkerId;
 use horovod_protocol::{
     DType, Device, Op, ProcessSetId, Rank, ReduceOp, Request, Scale, TensorMeta,
 };
-use horovod_transport::testing::Saying;
+use horovod_transport::testing::WorkerMessage;
 
 use super::links::Message;
 use super::world::{MS, World};
@@ -17,7 +17,7 @@ const GRADIENTS: u64 = 3;
 /// Failures in a row, with the same members and without a commit, after which the script gives up.
 const FRUITLESS_MAX: u32 = 3;
 
-/// What a process has of the training state.
+/// A process's training state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Held {
     #[default]
@@ -36,14 +36,14 @@ impl Held {
     }
 }
 
-/// What is trained.
+/// The trained model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Model {
     pub(super) steps: u64,
     pub(super) hash: u64,
 }
 
-/// What the script does.
+/// Present activity of the script.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Doing {
     #[default]
@@ -79,7 +79,7 @@ pub(super) struct Script {
     size: usize,
     /// Of the operations asked for now.
     names: Vec<String>,
-    /// What the engine would not take.
+    /// Whether the engine refused a submission.
     refused: bool,
 }
 
@@ -144,7 +144,7 @@ impl World {
         self.goes_after(worker, 1000);
     }
 
-    /// What came of what was asked for: nothing yet, an error, or the numbers.
+    /// Result of the script's requests: nothing yet, an error, or the numbers.
     fn result(&mut self, worker: WorkerId) -> Option<Result<Vec<Rc<Vec<u64>>>, ()>> {
         let process = self.processes.get_mut(&worker)?;
         let engine = process.engine.as_mut()?;
@@ -283,7 +283,7 @@ impl World {
     fn hold(&mut self, worker: WorkerId, held: Held) {
         if let Some(script) = self.script(worker) {
             script.held = held;
-            self.say(worker, &Saying::Holds(held as u8));
+            self.send_to_rendezvous(worker, &WorkerMessage::Holds(held as u8));
         }
     }
 
@@ -369,7 +369,7 @@ impl World {
             } else {
                 script.fruitless += 1;
                 if script.fruitless >= FRUITLESS_MAX {
-                    self.tell(format!("worker {worker} gives up: the same failure again"));
+                    self.log(format!("worker {worker} gives up: the same failure again"));
                     return self.exit(worker, 1);
                 }
             }

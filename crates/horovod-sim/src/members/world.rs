@@ -32,7 +32,7 @@ const HAPPENINGS_MAX: u64 = 60_000_000;
 /// Lines of the story that are kept.
 const STORY_MAX: usize = 60;
 
-/// What is going to happen.
+/// A future event.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Happening {
     Deliver(LinkId),
@@ -101,7 +101,7 @@ pub struct Outcome {
 
 pub(super) struct World {
     pub(super) rng: Rng,
-    /// What goes wrong is drawn from here.
+    /// Random numbers for faults.
     pub(super) fate: Rng,
     pub(super) faults_left: u64,
     /// How often of a million a process dies at one of the points where that matters.
@@ -125,15 +125,15 @@ pub(super) struct World {
     pub(super) next_agent: u64,
     pub(super) hosts: Vec<Host>,
     pub(super) processes: BTreeMap<WorkerId, Process>,
-    /// Who the launcher believes to run, and where.
+    /// Workers that the launcher believes to run, and their places.
     pub(super) known: BTreeMap<WorkerId, (usize, u32)>,
-    /// Whom the launcher has told to end or sent away.
-    pub(super) told_to_end: BTreeSet<WorkerId>,
+    /// Workers that the launcher has stopped or dismissed.
+    pub(super) stopping: BTreeSet<WorkerId>,
     /// The worker and the host at the other end of the rendezvous' connections.
     pub(super) clients: BTreeMap<u64, (WorkerId, usize)>,
     pub(super) generations: BTreeMap<u64, Generation>,
     /// Operations that all have begun and that wait for a way to be open.
-    pub(super) parked: BTreeSet<(WorkerId, u64, u64)>,
+    pub(super) waiting_for_route: BTreeSet<(WorkerId, u64, u64)>,
     pub(super) fan_out: u32,
     pub(super) steps: u64,
     pub(super) commit_every: u64,
@@ -236,7 +236,7 @@ impl World {
             orders: VecDeque::new(),
             launcher_timer_at: None,
             rendezvous_timer_at: None,
-            told_to_end: BTreeSet::new(),
+            stopping: BTreeSet::new(),
             next_client: 0,
             next_agent: 0,
             hosts,
@@ -244,7 +244,7 @@ impl World {
             known: BTreeMap::new(),
             clients: BTreeMap::new(),
             generations: BTreeMap::new(),
-            parked: BTreeSet::new(),
+            waiting_for_route: BTreeSet::new(),
             steps,
             ending: None,
             ledger: Ledger::default(),
@@ -254,7 +254,7 @@ impl World {
             hash: 0,
         };
         let policy = format!("{:?}", world.policy);
-        world.tell(format!("{np} of {slots} slots, {steps} steps, {policy}"));
+        world.log(format!("{np} of {slots} slots, {steps} steps, {policy}"));
         world.plan_faults();
         world
     }
@@ -283,7 +283,7 @@ impl World {
         match happening {
             Happening::Deliver(id) => self.deliver(id),
             Happening::LauncherTimer => self.launcher_timer(),
-            Happening::Reported => self.hear_report(),
+            Happening::Reported => self.take_report(),
             Happening::Ordered => self.obey_order(),
             Happening::RendezvousTimer => self.rendezvous_timer(),
             Happening::AgentUp(host, agent) => self.agent_up(host, agent),
@@ -314,7 +314,7 @@ impl World {
     }
 
     /// For the reader of a failure.
-    pub(super) fn tell(&mut self, what: String) {
+    pub(super) fn log(&mut self, what: String) {
         let line = format!("{:>10.3} s  {what}", self.now as f64 / 1e9);
         for byte in line.bytes() {
             self.hash = (self.hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
@@ -327,7 +327,7 @@ impl World {
 
     pub(super) fn fail(&mut self, what: String) {
         if self.failure.is_none() {
-            self.tell(format!("BROKEN: {what}"));
+            self.log(format!("BROKEN: {what}"));
             self.failure = Some(what);
         }
     }

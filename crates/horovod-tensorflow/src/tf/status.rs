@@ -59,7 +59,7 @@ impl Status {
         self.0
     }
 
-    /// What a function of TensorFlow has left here.
+    /// The result that a function of TensorFlow has stored here.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         // SAFETY: this one's own status.
         let code = unsafe { (tf().get_code)(self.0) };

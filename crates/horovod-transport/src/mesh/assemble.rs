@@ -24,10 +24,10 @@ use crate::{
 /// The arena of a host and the receiving end of this rank's notifier.
 pub(crate) struct SharedMemory {
     pub(crate) arena: Arena,
-    pub(crate) hears: Arc<Fd>,
+    pub(crate) notified_fd: Arc<Fd>,
 }
 
-/// What connecting has produced.
+/// Result of connecting to all peers.
 pub(crate) struct Parts {
     pub(crate) topology: Topology,
     pub(crate) tree: Tree,
@@ -123,10 +123,10 @@ impl Mesh {
             rank,
             host: topology.peer(rank).hostname.clone(),
         };
-        let (notifier, hears, arena) = own_notifier(shared)?;
+        let (notifier, notified_fd, arena) = own_notifier(shared)?;
 
         let mut sources = Sources(vec![Source {
-            fd: hears,
+            fd: notified_fd,
             is_notifier: true,
         }]);
         let has_sockets = !control.is_empty() || !data.is_empty();
@@ -219,10 +219,10 @@ impl Mesh {
 fn own_notifier(
     shared: Option<SharedMemory>,
 ) -> io::Result<(RankNotifier, Arc<Fd>, Option<Arena>)> {
-    if let Some(SharedMemory { arena, hears }) = shared {
-        return Ok((arena.notifier(arena.me()).clone(), hears, Some(arena)));
+    if let Some(SharedMemory { arena, notified_fd }) = shared {
+        return Ok((arena.notifier(arena.me()).clone(), notified_fd, Some(arena)));
     }
-    let (hears, senders) = platform::notifier()?;
+    let (notified_fd, senders) = platform::notifier()?;
     let region = Arc::new(Region::private(4096)?);
     Ok((
         RankNotifier {
@@ -230,7 +230,7 @@ fn own_notifier(
             word: 0,
             fd: senders,
         },
-        hears,
+        notified_fd,
         None,
     ))
 }

@@ -152,8 +152,8 @@ pub struct MeshConfig {
 pub struct Membership {
     /// The number that the launcher gave this process.
     pub worker: u32,
-    /// What it holds of the training state: 0 nothing, 1 that of its last commit, 2 the same as all
-    /// others of its last round.
+    /// Training state of this worker: 0 for none, 1 for its last commit, 2 for the same state as all others of its last
+    /// round.
     pub held: u8,
     /// How long to wait for the next round; the launcher answers earlier.
     pub wait_timeout: Duration,
@@ -263,7 +263,7 @@ pub enum ConnectError {
         rank: Rank,
         /// Its host.
         host: String,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
     /// Something else that the operating system refused.
@@ -271,9 +271,9 @@ pub enum ConnectError {
     System {
         /// This rank.
         rank: Rank,
-        /// What was tried.
+        /// The attempted call.
         what: &'static str,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
 }
@@ -282,7 +282,7 @@ fn secs(time: Duration) -> String {
     format!("{:.0} s", time.as_secs_f64().ceil())
 }
 
-/// What to do about what has one usual cause.
+/// Advice to the user, for errors with one usual cause.
 fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::MFILE) => {

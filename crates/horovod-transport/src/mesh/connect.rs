@@ -145,7 +145,7 @@ impl Joining {
         let mates = mates(&topology);
         let mut gate = Gate::default();
         let (place, giving, _local_listener) = self.open(&topology, &tree, &mates, &mut gate)?;
-        self.tell(&ToServer::Ready(place))?;
+        self.send(&ToServer::Ready(place))?;
         let places = self.table()?;
         let mut links = Links::new(self, topology, tree, mates, gate, giving);
         links.plan(&places, common.connections.clamp(1, CONNECTIONS_MAX));
@@ -330,9 +330,9 @@ impl<'a> Links<'a> {
                 return self.finish();
             }
             if self.joining.config.elastic.is_none()
-                && let Some(told) = self.unreached(now)
+                && let Some(report) = self.unreached(now)
             {
-                return Err(self.joining.tell_unreached(told));
+                return Err(self.joining.report_unreached(report));
             }
             if now >= self.joining.deadline {
                 return Err(self.unfinished());

@@ -111,7 +111,7 @@ pub(crate) struct Dial {
     state: State,
     /// A cause that trying again cannot change.
     failed_for_good: bool,
-    /// What this process has run out of.
+    /// Error of the operating system, if this process has run out of a resource.
     exhausted: Option<io::Error>,
 }
 
@@ -132,12 +132,12 @@ impl Dial {
         }
     }
 
-    /// What this process has run out of, when that is why it cannot connect.
+    /// Takes the error of a resource that this process has run out of, when that is why it cannot connect.
     pub(super) fn take_exhausted(&mut self) -> Option<io::Error> {
         self.exhausted.take()
     }
 
-    /// What to wait for.
+    /// Socket to wait for, and whether to wait until it is writable.
     pub(crate) fn wait(&self) -> Option<(&Fd, bool)> {
         match &self.state {
             State::Pausing { .. } | State::Done => None,
@@ -194,7 +194,7 @@ impl Dial {
             .collect()
     }
 
-    /// What happened at each candidate.
+    /// The failure at each candidate address.
     pub(crate) fn failures(&self) -> Vec<String> {
         if self.targets.is_empty() {
             return vec!["it has no address".into()];

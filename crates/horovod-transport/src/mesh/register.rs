@@ -33,7 +33,7 @@ pub(super) fn register(config: &mut MeshConfig, deadline: Instant) -> Result<Cli
     let started = deadline - config.timeout;
     loop {
         let now = Instant::now();
-        search.look(config, now);
+        search.poll(config, now);
         for dial in &mut search.dials {
             if let Some(stream) = dial.step(now, &config.key) {
                 return Ok(Client::new(stream));
@@ -58,7 +58,7 @@ pub(super) fn register(config: &mut MeshConfig, deadline: Instant) -> Result<Cli
             .dials
             .iter()
             .filter_map(Dial::deadline)
-            .chain(search.look_at)
+            .chain(search.poll_at)
             .chain([deadline])
             .min();
         wait_for(config, search.dials.iter().filter_map(Dial::wait), next)?;
@@ -70,8 +70,8 @@ struct Search {
     binding: Binding,
     dials: Vec<Dial>,
     /// When to ask the finder again.
-    look_at: Option<Instant>,
-    looked: u32,
+    poll_at: Option<Instant>,
+    polls: u32,
     not_found: Option<String>,
     has_warned: bool,
 }
@@ -89,13 +89,13 @@ impl Search {
         let mut search = Self {
             binding,
             dials: Vec::new(),
-            look_at: None,
-            looked: 0,
+            poll_at: None,
+            polls: 0,
             not_found: None,
             has_warned: false,
         };
         match &config.finder {
-            Some(_) => search.look_at = Some(Instant::now()),
+            Some(_) => search.poll_at = Some(Instant::now()),
             None => search.dial(config),
         }
         search
@@ -108,11 +108,11 @@ impl Search {
     }
 
     /// Asks the finder when it is time; what it says may change until somebody answers.
-    fn look(&mut self, config: &mut MeshConfig, now: Instant) {
+    fn poll(&mut self, config: &mut MeshConfig, now: Instant) {
         let Some(finder) = config
             .finder
             .clone()
-            .filter(|_| self.look_at.is_some_and(|at| now >= at))
+            .filter(|_| self.poll_at.is_some_and(|at| now >= at))
         else {
             return;
         };
@@ -130,8 +130,8 @@ impl Search {
             }
             Err(why) => self.not_found = Some(why),
         }
-        self.looked += 1;
-        self.look_at = Some(Instant::now() + pause(self.looked, DOUBLINGS));
+        self.polls += 1;
+        self.poll_at = Some(Instant::now() + pause(self.polls, DOUBLINGS));
     }
 
     /// Whether trying again cannot help.
@@ -160,27 +160,27 @@ impl Search {
 
     /// Why nothing answered: the same text on all ranks where they have a launcher.
     fn error(&self, config: &MeshConfig, waited: Duration) -> ConnectError {
-        let told = match (self.told(config), &config.elastic) {
-            (Some(told), None) => return ConnectError::Aborted(common_cause(config, &told)),
-            (told, _) => told,
+        let report = match (self.report(config), &config.elastic) {
+            (Some(report), None) => return ConnectError::Aborted(common_cause(config, &report)),
+            (report, _) => report,
         };
         ConnectError::Rendezvous {
             rank: config.rank,
             waited,
-            tried: told.map_or_else(|| self.failures(), |told| vec![cause(&[told], "")]),
+            tried: report.map_or_else(|| self.failures(), |report| vec![cause(&[report], "")]),
         }
     }
 
     /// The report of this rank; none if it had no address to try.
-    fn told(&self, config: &MeshConfig) -> Option<Unreached> {
+    fn report(&self, config: &MeshConfig) -> Option<Unreached> {
         let tried: Vec<_> = self.dials.iter().flat_map(Dial::tried).collect();
         let goal = match config.finder {
             Some(_) => Goal::RankZero,
             None => Goal::Launcher,
         };
         let goals = vec![(goal, tried)];
-        let told = || Unreached::new(config.rank, &config.hostname, &config.interfaces, goals);
-        (!self.dials.is_empty()).then(told)
+        let report = || Unreached::new(config.rank, &config.hostname, &config.interfaces, goals);
+        (!self.dials.is_empty()).then(report)
     }
 
     /// Says once what was tried so far, where another process may end this one before it gives up.
@@ -190,10 +190,10 @@ impl Search {
         }
         self.has_warned = true;
         let left = left.as_secs();
-        match self.told(config) {
-            Some(told) => tracing::warn!(
+        match self.report(config) {
+            Some(report) => tracing::warn!(
                 "not connected yet, trying for {left} s more: {} (or rank 0 has not called hvd.init() yet)",
-                cause(&[told], "")
+                cause(&[report], "")
             ),
             None => tracing::warn!(
                 "{} has not found rank 0 yet, looking for {left} s more: {}",
@@ -215,15 +215,15 @@ impl Search {
 
 /// The cause that the launcher makes of the reports of all ranks. Without a launcher, the cause follows from the report
 /// of this rank alone.
-fn common_cause(config: &MeshConfig, told: &Unreached) -> String {
+fn common_cause(config: &MeshConfig, report: &Unreached) -> String {
     let wants_to_leave = || {
         let interrupt = config.interrupt.as_ref();
         interrupt.is_some_and(|interrupt| interrupt.wants_to_leave())
     };
     // With a finder this job has no launcher: the post is that of a job around it.
     let post = config.post.as_ref().filter(|_| config.finder.is_none());
-    post.and_then(|name| post::tell(name, told, ANSWER_WITHIN, &wants_to_leave))
-        .unwrap_or_else(|| cause(std::slice::from_ref(told), ""))
+    post.and_then(|name| post::send_report(name, report, ANSWER_WITHIN, &wants_to_leave))
+        .unwrap_or_else(|| cause(std::slice::from_ref(report), ""))
 }
 
 /// Waits until something can go on; an error if the caller wants to leave.
@@ -284,12 +284,12 @@ mod tests {
             },
         };
         client.send(&hello).unwrap();
-        let mut told = None;
+        let mut report = None;
         // An error is the end of the connection.
         while let Ok(message) = client.next() {
-            assert!(Instant::now() < deadline, "still open after {told:?}");
+            assert!(Instant::now() < deadline, "still open after {report:?}");
             match message {
-                Some(message) => told = Some(message),
+                Some(message) => report = Some(message),
                 None => wait_for(
                     &config,
                     [(&**client.fd(), false)].into_iter(),
@@ -298,6 +298,6 @@ mod tests {
                 .unwrap(),
             }
         }
-        assert_eq!(told, Some(ToClient::Missing { ranks: vec![1] }));
+        assert_eq!(report, Some(ToClient::Missing { ranks: vec![1] }));
     }
 }

@@ -15,7 +15,7 @@ use crate::{
 /// rank gives up by itself.
 const ANSWER_AFTER_PERCENT: u32 = 90;
 
-/// Who takes part.
+/// Members of a generation and their common settings.
 pub(super) struct Roster {
     pub(super) generation: Generation,
     pub(super) members: Vec<MemberEntry>,
@@ -61,10 +61,10 @@ impl Joining {
                 common,
             },
         };
-        self.tell(&hello)
+        self.send(&hello)
     }
 
-    pub(super) fn tell(&mut self, message: &ToServer) -> Result<(), ConnectError> {
+    pub(super) fn send(&mut self, message: &ToServer) -> Result<(), ConnectError> {
         self.client.send(message).map_err(|cause| self.lost(cause))
     }
 
@@ -97,10 +97,10 @@ impl Joining {
     }
 
     /// Tells the rendezvous whom this rank cannot reach; the cause that it makes of what all tell.
-    pub(super) fn tell_unreached(&mut self, told: Unreached) -> ConnectError {
-        let own = cause(std::slice::from_ref(&told), "");
+    pub(super) fn report_unreached(&mut self, report: Unreached) -> ConnectError {
+        let own = cause(std::slice::from_ref(&report), "");
         self.deadline = self.deadline.min(Instant::now() + ANSWER_WITHIN);
-        if let Err(error) = self.tell(&ToServer::Unreached(told)) {
+        if let Err(error) = self.send(&ToServer::Unreached(report)) {
             tracing::debug!("{error}");
             return ConnectError::Aborted(own);
         }

@@ -57,7 +57,7 @@ fn wire(fd: Arc<Fd>) -> FrameStream {
 
 fn server(piece: usize, stream: &[u8]) {
     let (ours, theirs) = pair();
-    let (_hears, notifier) = platform::notifier().expect("a notifier");
+    let (_notified_fd, notifier) = platform::notifier().expect("a notifier");
     let state = ServerState::new(Inbox::default(), notifier);
     let payload: Arc<[u8]> = (0..300_u16).map(|n| n as u8).collect();
     let mut client = Admitted {
@@ -76,19 +76,19 @@ fn server(piece: usize, stream: &[u8]) {
     while let Ok(Got::Bytes(n)) = recv(&theirs, &mut buf) {
         reply.extend_from_slice(&buf[..n]);
     }
-    let said = frames(stream);
+    let sent = frames(stream);
     let arrived: Vec<_> = state.lock().drain(..).collect();
-    match said.split_first() {
+    match sent.split_first() {
         Some((first, pieces)) if first.first() == Some(&DELIVER) => {
             assert!(arrived.len() <= 1, "one payload arrived twice");
             for (rank, bytes) in arrived {
                 let (expected, needed) = whole(&first[1..], pieces).expect("it is whole");
                 assert_eq!((rank, bytes), (3, expected));
-                // Who says more than that may not be answered.
-                let read: usize = said.iter().map(|frame| 4 + frame.len()).sum();
-                let says_more = pieces.len() > needed || read < stream.len();
+                // A client that sends more may get no reply.
+                let read: usize = sent.iter().map(|frame| 4 + frame.len()).sum();
+                let sends_more = pieces.len() > needed || read < stream.len();
                 let taken: &[&[u8]] = &[&[TAKEN]];
-                assert!(frames(&reply) == taken || (reply.is_empty() && says_more));
+                assert!(frames(&reply) == taken || (reply.is_empty() && sends_more));
             }
         }
         first => {
@@ -106,7 +106,7 @@ fn server(piece: usize, stream: &[u8]) {
 }
 
 /// Says all of this to a rank, and that nothing follows.
-fn said(stream: &[u8]) -> (FrameStream, Arc<Fd>) {
+fn sent(stream: &[u8]) -> (FrameStream, Arc<Fd>) {
     let (ours, theirs) = pair();
     let mut queue: &[u8] = stream;
     while !queue.is_empty() {
@@ -130,7 +130,7 @@ fn client() -> PayloadClient {
 }
 
 fn fetching(stream: &[u8]) {
-    let (wire, _theirs) = said(stream);
+    let (wire, _theirs) = sent(stream);
     let fetched = client().fetch_over(wire, &mut || true);
     let frames = frames(stream);
     let expected = frames.split_first();
@@ -139,7 +139,7 @@ fn fetching(stream: &[u8]) {
 }
 
 fn delivering(stream: &[u8]) {
-    let (wire, _theirs) = said(stream);
+    let (wire, _theirs) = sent(stream);
     let delivered = client().deliver_over(wire, b"a payload", &mut || true);
     let first = frames(stream).into_iter().next();
     assert_eq!(delivered.is_ok(), first.as_deref() == Some(&[TAKEN]));

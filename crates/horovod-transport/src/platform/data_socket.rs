@@ -150,7 +150,7 @@ fn enlarge(far: &[&Fd], wanted: usize) -> io::Result<()> {
     let Some(granted) = send_buffer_granted() else {
         return Ok(());
     };
-    // What it would be, on a socket that is not used: setting it ends the system's own tuning.
+    // Measure the size on an unused socket: setting a size ends the system's own tuning.
     let trial = net::socket(AddressFamily::INET)?;
     sockopt::set_socket_send_buffer_size(trial.get()?, wanted)?;
     if sockopt::socket_send_buffer_size(trial.get()?)? <= granted {
@@ -305,13 +305,13 @@ mod tests {
     #[test]
     fn a_short_connection_leaves_bbr_unless_it_is_to_stay() {
         let fd = connection();
-        // What a system without the one or the other has is left as it is.
+        // Without BBR, or without this socket option, the setting stays as it is.
         let _ = sockopt::set_tcp_congestion(fd.get().unwrap(), "bbr");
         let before = congestion(&fd);
         prepare(&[&fd], true, &Congestion::System).unwrap();
         assert_eq!(congestion(&fd), before);
         prepare(&[&fd], true, &Congestion::Auto).unwrap();
-        // Who may use what is not in a list: an administrator's process may use more than the list has.
+        // Permission for an algorithm outside the list: an administrator's process may use more than the list has.
         let other = connection();
         let granted = sockopt::set_tcp_congestion(other.get().unwrap(), "cubic").is_ok();
         let leaves = before.starts_with("bbr") && granted;

@@ -290,7 +290,7 @@ mod tests {
             // The other ranks of the host cannot make one either, and take it.
             assert!(check_shared_file_by(refused, &file).is_ok(), "{error}");
         }
-        // What has another reason is not hidden.
+        // Failures with another cause are reported.
         assert!(shared_file_by(|| Err(Errno::MFILE), len).is_err());
     }
 

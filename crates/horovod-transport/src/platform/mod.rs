@@ -50,18 +50,18 @@ pub(crate) use system::{
     Cores, Events, check_shared_file, current_core, notifier, notify, running, shared_file, silence,
 };
 
-/// What this build uses of the operating system, for reports.
+/// The operating system's mechanisms that this build uses, for reports.
 pub const MECHANISMS: Mechanisms = system::MECHANISMS;
 
-/// Names of the operating system's means.
+/// Names of the operating system's mechanisms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Mechanisms {
     /// Where shared memory comes from.
     pub shared_memory: &'static str,
-    /// What wakes a sleeping rank.
+    /// Mechanism that wakes a sleeping rank.
     pub notifier: &'static str,
-    /// What waits for many sockets.
+    /// Mechanism that waits for many sockets.
     pub readiness: &'static str,
 }
 

@@ -29,7 +29,7 @@ pub(super) fn socket(family: AddressFamily) -> io::Result<Fd> {
     Ok(fd)
 }
 
-/// What some systems cannot do in one call with opening.
+/// Sets flags that some systems cannot set in the call that opens a socket.
 fn prepare(fd: &Fd) -> io::Result<()> {
     #[cfg(target_vendor = "apple")]
     {

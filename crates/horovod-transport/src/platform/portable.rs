@@ -84,7 +84,7 @@ pub(crate) struct Events {
     poll_set: Mutex<PollSet<'static>>,
 }
 
-/// What is asked for now: tokens of sources, and what poll is given for each.
+/// Arguments of one call of poll: tokens of sources, and a descriptor for each.
 #[derive(Default)]
 struct PollSet<'fd> {
     tokens: Vec<usize>,
@@ -116,8 +116,8 @@ impl Events {
 
     /// Waits until something happens, at most `timeout`, and calls `seen` for each source.
     ///
-    /// What is already known (`known`) is not asked for again, which makes the level-triggered poll
-    /// behave like an edge-triggered one.
+    /// Readiness that is already known (`known`) is not polled for again, so the level-triggered poll behaves like an
+    /// edge-triggered one.
     pub(crate) fn wait(
         &self,
         sources: &[Source],

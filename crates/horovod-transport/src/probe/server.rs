@@ -46,12 +46,12 @@ impl Server {
         for (fd, _) in bound {
             gate.add(fd);
         }
-        let (hears, notifier) = platform::notifier()?;
+        let (notified_fd, notifier) = platform::notifier()?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let thread = std::thread::Builder::new()
             .name("hvd-probed".into())
-            .spawn(move || serve(&key, me, gate, &hears, &stopped))?;
+            .spawn(move || serve(&key, me, gate, &notified_fd, &stopped))?;
         Ok(Self {
             addresses,
             stop,
@@ -98,14 +98,14 @@ fn with_names(bound: &[(Arc<Fd>, SocketAddr)]) -> io::Result<Vec<(String, Socket
     Ok(found)
 }
 
-fn serve(key: &JobKey, me: u32, mut gate: Gate, hears: &Fd, stop: &AtomicBool) {
+fn serve(key: &JobKey, me: u32, mut gate: Gate, notified_fd: &Fd, stop: &AtomicBool) {
     let expected =
         |b: &Binding| b.purpose == Purpose::Probe && b.to == me && b.generation == 0 && b.lane == 0;
     let running = Arc::new(AtomicUsize::new(0));
     while !stop.load(Ordering::Acquire) {
-        let sockets = [(hears, false)].into_iter().chain(gate.waits());
+        let sockets = [(notified_fd, false)].into_iter().chain(gate.waits());
         wait_for_any(sockets, gate.deadline());
-        platform::silence(hears);
+        platform::silence(notified_fd);
         for (_, stream) in gate.step(Instant::now(), key, &expected) {
             if running.fetch_add(1, Ordering::AcqRel) >= ERRANDS_MAX {
                 running.fetch_sub(1, Ordering::AcqRel);

@@ -12,7 +12,7 @@ pub(crate) struct Client {
     updates: Option<(u64, u8)>,
 }
 
-/// What a launcher tells while a job runs.
+/// Message from the launcher while a job runs.
 #[derive(Debug)]
 pub(crate) enum Notice {
     /// A rank died.

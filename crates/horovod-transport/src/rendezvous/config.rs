@@ -7,7 +7,7 @@ use horovod_protocol::{Generation, Rank};
 use super::messages::RANKS_MAX;
 use crate::JobKey;
 
-/// What a server needs.
+/// Configuration of a rendezvous server.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerConfig {
@@ -47,7 +47,7 @@ impl ServerConfig {
     }
 }
 
-/// What happened at the rendezvous.
+/// Event at the rendezvous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ServerEvent {
@@ -87,7 +87,7 @@ pub enum ServerEvent {
         /// The worker.
         worker: u32,
     },
-    /// What a worker of an elastic job holds of the training state has changed.
+    /// The training state that a worker of an elastic job has changed.
     Held {
         /// The worker.
         worker: u32,
@@ -97,9 +97,9 @@ pub enum ServerEvent {
     /// A rank gives another up for its silence: its process or its host stands still, or they cannot reach each
     /// other. Both are ranks, and in an elastic job workers.
     Silent {
-        /// Who does not answer.
+        /// The silent rank.
         who: u32,
-        /// Who says so.
+        /// The reporting rank.
         by: u32,
     },
 }

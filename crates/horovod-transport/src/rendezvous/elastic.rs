@@ -50,7 +50,7 @@ pub(crate) struct Rounds {
 impl Rounds {
     /// A worker says something over a connection, over which it may have registered already. An error says why the
     /// connection is to be closed.
-    pub(crate) fn hear(
+    pub(crate) fn handle(
         &mut self,
         client: ClientId,
         from: u32,
@@ -87,7 +87,7 @@ impl Rounds {
             ToServer::Ready(place) => self.ready(client, place),
             ToServer::Failed { text } => self.failed(client, &text),
             // Those of an elastic job come again instead.
-            ToServer::Unreached(told) => self.failed(client, &cause(&[told], "")),
+            ToServer::Unreached(report) => self.failed(client, &cause(&[report], "")),
             ToServer::Hello { .. } => {
                 let text = "this job is elastic, but HOROVOD_ELASTIC is not set in this process";
                 let text = text.to_owned();
@@ -121,8 +121,8 @@ impl Rounds {
         todo
     }
 
-    /// The launcher's decision: these workers with these places, in the order of their ranks. Who is not in the waiting
-    /// set any more keeps the round from coming to be; the others come again.
+    /// The launcher's decision: these workers with these places, in the order of their ranks. If one of them is no
+    /// longer in the waiting set, the round is not formed; the others join again.
     pub(crate) fn form(&mut self, assignments: &[(u32, RankAssignment)], now: Instant) -> Vec<Do> {
         let mut todo = self.abort(None, "the launcher forms another round");
         let mut workers = Vec::new();
@@ -143,7 +143,7 @@ impl Rounds {
         let members: Vec<MemberEntry> = workers.iter().map(|(_, w)| w.member.clone()).collect();
         let common = workers[0].1.common.clone();
         for ((_, waiting), (_, assignment)) in workers.iter().zip(assignments) {
-            todo.push(Do::Tell(
+            todo.push(Do::Send(
                 waiting.client,
                 ToClient::Roster {
                     generation: self.generations,
@@ -193,7 +193,7 @@ impl Rounds {
             })
             .collect();
         let clients = self.standing.iter().map(|s| s.client);
-        let mut todo: Vec<_> = clients.map(|c| Do::Tell(c, table.clone())).collect();
+        let mut todo: Vec<_> = clients.map(|c| Do::Send(c, table.clone())).collect();
         todo.push(Do::Up(building.generation));
         todo
     }
@@ -229,7 +229,7 @@ impl Rounds {
             todo = self.abort(Some(worker), cause);
         }
         if let Some(rank) = self.standing.iter().position(|s| s.worker == worker) {
-            todo.extend(self.tell_of_loss(rank, host, cause));
+            todo.extend(self.report_loss(rank, host, cause));
         }
         todo
     }
@@ -239,12 +239,12 @@ impl Rounds {
         let mut todo = self.gone(client, why);
         if let Some(rank) = self.standing.iter().position(|s| s.client == client) {
             let host = self.standing[rank].hostname.clone();
-            todo.extend(self.tell_of_loss(rank, &host, &format!("could not join: {why}")));
+            todo.extend(self.report_loss(rank, &host, &format!("could not join: {why}")));
         }
         todo
     }
 
-    fn tell_of_loss(&self, rank: usize, host: &str, cause: &str) -> Vec<Do> {
+    fn report_loss(&self, rank: usize, host: &str, cause: &str) -> Vec<Do> {
         let notice = ToClient::PeerDied {
             rank: rank as u32,
             host: host.to_owned(),
@@ -253,7 +253,7 @@ impl Rounds {
         let others = self.standing.iter().enumerate();
         others
             .filter(|(other, _)| *other != rank)
-            .map(|(_, s)| Do::Tell(s.client, notice.clone()))
+            .map(|(_, s)| Do::Send(s.client, notice.clone()))
             .collect()
     }
 
@@ -284,7 +284,7 @@ impl Rounds {
         let standing = self.standing.iter().map(|s| s.client);
         building
             .chain(standing)
-            .map(|client| Do::Tell(client, message.clone()))
+            .map(|client| Do::Send(client, message.clone()))
             .collect()
     }
 
@@ -411,8 +411,8 @@ mod tests {
 
     /// Of each worker told: its connection, its rank, the members by process, whose settings.
     fn rosters(todo: Vec<Do>) -> Vec<(ClientId, u32, Vec<u32>, u8)> {
-        let told = todo.into_iter().map(|item| match item {
-            Do::Tell(
+        let sent = todo.into_iter().map(|item| match item {
+            Do::Send(
                 client,
                 ToClient::Roster {
                     members,
@@ -426,7 +426,7 @@ mod tests {
             }
             other => panic!("{other:?}"),
         });
-        told.collect()
+        sent.collect()
     }
 
     fn aborted(client: ClientId, text: &str) -> Do {
@@ -437,16 +437,16 @@ mod tests {
     #[test]
     fn the_launcher_chooses_who_and_in_which_order() {
         let mut r = rounds(&[4, 5, 6]);
-        let told = rosters(r.form(&assignments(&[6, 4]), Instant::now()));
-        assert_eq!(told, [(6, 0, vec![6, 4], 6), (4, 1, vec![6, 4], 6)]);
+        let sent = rosters(r.form(&assignments(&[6, 4]), Instant::now()));
+        assert_eq!(sent, [(6, 0, vec![6, 4], 6), (4, 1, vec![6, 4], 6)]);
         assert_eq!(r.ready(4, Where::default()), []);
         let up = r.ready(6, Where::default());
         assert_eq!(up.last(), Some(&Do::Up(1)));
         // The third still waits, and those who come again form the next round with it.
         r.join(14, 4, registration(4), LIMIT);
         r.join(16, 6, registration(6), LIMIT);
-        let told = rosters(r.form(&assignments(&[6, 4, 5]), Instant::now()));
-        assert_eq!(told.iter().map(|t| t.0).collect::<Vec<_>>(), [16, 14, 5]);
+        let sent = rosters(r.form(&assignments(&[6, 4, 5]), Instant::now()));
+        assert_eq!(sent.iter().map(|t| t.0).collect::<Vec<_>>(), [16, 14, 5]);
     }
 
     #[test]
@@ -502,15 +502,15 @@ mod tests {
         let update = |version, kind| ToClient::HostsUpdated { version, kind };
         assert_eq!(
             r.announce(2),
-            [Do::Tell(9, update(1, 2)), Do::Tell(8, update(1, 2))]
+            [Do::Send(9, update(1, 2)), Do::Send(8, update(1, 2))]
         );
-        let [Do::Tell(9, ToClient::PeerDied { rank: 1, .. })] = &r.died(8, "h1", "x")[..] else {
+        let [Do::Send(9, ToClient::PeerDied { rank: 1, .. })] = &r.died(8, "h1", "x")[..] else {
             panic!("not told as rank 1 to the other alone");
         };
-        let Do::Tell(_, ToClient::HostsUpdated { version: 2, .. }) = r.announce(1)[0] else {
+        let Do::Send(_, ToClient::HostsUpdated { version: 2, .. }) = r.announce(1)[0] else {
             panic!("the version grows");
         };
-        // Who gives up whom, by rank; nobody outside of the round, and nobody itself.
+        // Reports name both ranks; reports about non-members, and about the sender itself, are ignored.
         let silent = |who, by| vec![Do::Report(ServerEvent::Silent { who, by })];
         assert_eq!(r.silent(9, 1), silent(8, 9));
         assert_eq!(r.silent(8, 0), silent(9, 8));
@@ -540,7 +540,7 @@ mod tests {
             host: "h1".into(),
             cause: "could not join: no way".into(),
         };
-        assert_eq!(r.failed(8, "no way"), [Do::Tell(9, notice)]);
+        assert_eq!(r.failed(8, "no way"), [Do::Send(9, notice)]);
         assert_eq!(r.gone(9, "closed"), [], "ends are told by others");
     }
 
@@ -551,8 +551,8 @@ mod tests {
         let again = r.join(11, 1, registration(1), LIMIT);
         assert_eq!(again, [Do::Dismiss(1, ToClient::Refused { text })]);
         assert_eq!(r.gone(1, "closed"), []);
-        let told = rosters(r.form(&assignments(&[1, 2]), Instant::now()));
-        assert_eq!(told[0].0, 11);
+        let sent = rosters(r.form(&assignments(&[1, 2]), Instant::now()));
+        assert_eq!(sent[0].0, 11);
         // And in the middle of a round: that round is over.
         let text = "worker 1 on h1: it came again before all were ready";
         let again = r.join(21, 1, registration(1), LIMIT);

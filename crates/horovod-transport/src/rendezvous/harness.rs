@@ -12,7 +12,7 @@ use super::{
     round::{ClientId, Do, FixedRounds},
 };
 
-/// What the rendezvous does.
+/// Action of the rendezvous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Done {
     /// Sends a message; closes the connection after it if it is the last.
@@ -30,14 +30,14 @@ pub enum Done {
     Report(ServerEvent),
 }
 
-/// What a worker says.
+/// Message from a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Saying {
+pub enum WorkerMessage {
     /// It wants to be part of the next round.
     Join {
         /// Its number.
         worker: u32,
-        /// What it holds of the training state.
+        /// Training state that it has.
         held: u8,
         /// How long all members may take to be ready.
         timeout_ms: u64,
@@ -50,11 +50,11 @@ pub enum Saying {
     Ready,
     /// It could not take part.
     Failed,
-    /// What it holds of the training state has changed.
+    /// The worker's training state has changed.
     Holds(u8),
 }
 
-impl Saying {
+impl WorkerMessage {
     /// The message.
     pub fn encode(&self) -> Vec<u8> {
         match self.clone() {
@@ -93,9 +93,9 @@ impl Saying {
     }
 }
 
-/// What a worker hears.
+/// Message to a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum ServerMessage {
     /// It is part of a round.
     Roster {
         /// The round's number.
@@ -126,7 +126,7 @@ pub enum Heard {
     Refused,
 }
 
-impl Heard {
+impl ServerMessage {
     /// The meaning of a message.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         Some(match ToClient::decode(bytes).ok()? {
@@ -176,16 +176,16 @@ impl SimulatedRendezvous {
     }
 
     /// A message arrived over a connection.
-    pub fn hear(&mut self, client: u64, bytes: &[u8]) -> Vec<Done> {
+    pub fn handle(&mut self, client: u64, bytes: &[u8]) -> Vec<Done> {
         let Some((worker, registered)) = self.clients.get_mut(&client) else {
             return Vec::new();
         };
         let message = ToServer::decode(bytes).map_err(|error| error.to_string());
-        let heard = message.and_then(|message| {
-            let heard = self.rounds.hear(client, *worker, registered, message);
-            heard.map_err(str::to_owned)
+        let handled = message.and_then(|message| {
+            let handled = self.rounds.handle(client, *worker, registered, message);
+            handled.map_err(str::to_owned)
         });
-        match heard {
+        match handled {
             Ok(todo) => self.carry_out(todo),
             Err(why) => {
                 let mut done = self.gone(client, &why);
@@ -245,12 +245,12 @@ impl SimulatedRendezvous {
         let mut done = Vec::new();
         for item in todo {
             match item {
-                Do::Tell(client, message) | Do::Dismiss(client, message)
+                Do::Send(client, message) | Do::Dismiss(client, message)
                     if !self.clients.contains_key(&client) =>
                 {
                     drop(message);
                 }
-                Do::Tell(client, message) => done.push(Done::Send {
+                Do::Send(client, message) => done.push(Done::Send {
                     client,
                     bytes: message.encode(),
                     is_last: false,
@@ -304,7 +304,7 @@ fn message<'a>(plan: &mut &'a [u8]) -> &'a [u8] {
     message
 }
 
-/// What may be sent, checked step by step.
+/// Checker of the messages sent, step by step.
 #[derive(Default)]
 struct Judge {
     generation: u64,
@@ -322,7 +322,7 @@ impl Judge {
                     is_last,
                 } => {
                     assert!(!self.closed.contains(client), "said after the last word");
-                    self.hear(*client, bytes);
+                    self.handle(*client, bytes);
                     if *is_last {
                         self.closed.insert(*client);
                     }
@@ -338,9 +338,9 @@ impl Judge {
         }
     }
 
-    fn hear(&mut self, client: u64, bytes: &[u8]) {
-        match Heard::decode(bytes).expect("what it says can be understood") {
-            Heard::Roster {
+    fn handle(&mut self, client: u64, bytes: &[u8]) {
+        match ServerMessage::decode(bytes).expect("what it says can be understood") {
+            ServerMessage::Roster {
                 generation,
                 members,
                 assignment,
@@ -357,7 +357,9 @@ impl Judge {
                     assert!((assignment.rank as usize) < members.len(), "no such rank");
                 }
             }
-            Heard::Table(_) => assert!(self.invited.contains(&client), "a table for nobody"),
+            ServerMessage::Table(_) => {
+                assert!(self.invited.contains(&client), "a table for nobody")
+            }
             _ => {}
         }
     }
@@ -378,7 +380,7 @@ fn elastic(mut plan: &[u8]) {
                 next += 1;
                 let client = 256 + next;
                 rendezvous.connected(client, worker);
-                let honest = Saying::Join {
+                let honest = WorkerMessage::Join {
                     worker,
                     held: who >> 6,
                     timeout_ms: 1000,
@@ -386,12 +388,12 @@ fn elastic(mut plan: &[u8]) {
                     fan_out: 2,
                 };
                 match what % 10 {
-                    0 => rendezvous.hear(client, &honest.encode()),
-                    _ => rendezvous.hear(client, message(&mut plan)),
+                    0 => rendezvous.handle(client, &honest.encode()),
+                    _ => rendezvous.handle(client, message(&mut plan)),
                 }
             }
-            2 => rendezvous.hear(256 + client % (next + 1), &Saying::Ready.encode()),
-            3 => rendezvous.hear(256 + client % (next + 1), message(&mut plan)),
+            2 => rendezvous.handle(256 + client % (next + 1), &WorkerMessage::Ready.encode()),
+            3 => rendezvous.handle(256 + client % (next + 1), message(&mut plan)),
             4 => rendezvous.gone(256 + client % (next + 1), "closed"),
             5 => {
                 let mut assignments = Vec::new();
@@ -439,13 +441,13 @@ fn fixed(mut plan: &[u8]) {
         let todo = match what % 5 {
             0 | 1 => {
                 next += 1;
-                let said = ToServer::decode(message(&mut plan));
-                if let Ok(ToServer::Unreached(told)) = said {
-                    fixed.unreached(client, told.clone(), now);
-                    fixed.unreached_by_agent(told, now);
+                let decoded = ToServer::decode(message(&mut plan));
+                if let Ok(ToServer::Unreached(report)) = decoded {
+                    fixed.unreached(client, report.clone(), now);
+                    fixed.unreached_by_agent(report, now);
                     continue;
                 }
-                let (rank, size, told) = match said {
+                let (rank, size, report) = match decoded {
                     Ok(ToServer::Hello {
                         rank,
                         size,
@@ -466,7 +468,7 @@ fn fixed(mut plan: &[u8]) {
                     }
                 };
                 let answer_by = now + Duration::from_millis(u64::from(*who));
-                fixed.hello(next, rank, size, told, answer_by)
+                fixed.hello(next, rank, size, report, answer_by)
             }
             2 => fixed.ready(client, Where::default()),
             3 => fixed.gone(client, "closed"),
@@ -482,7 +484,7 @@ fn fixed(mut plan: &[u8]) {
         };
         for item in todo {
             match item {
-                Do::Tell(client, ToClient::Roster { generation: g, .. }) => {
+                Do::Send(client, ToClient::Roster { generation: g, .. }) => {
                     if g > generation {
                         generation = g;
                         invited.clear();
@@ -492,7 +494,7 @@ fn fixed(mut plan: &[u8]) {
                         "twice in a round"
                     );
                 }
-                Do::Tell(client, ToClient::Table { .. }) => {
+                Do::Send(client, ToClient::Table { .. }) => {
                     assert!(generation > 0 && client <= next, "a table without a round");
                 }
                 Do::Up(g) => assert!(g == generation || g + 1 == generation, "another is up"),

@@ -23,7 +23,7 @@ pub(super) const RANKS_MAX: usize = 1 << 16;
 /// Longest settings of a job, in bytes.
 const SETTINGS_MAX: usize = 4 << 10;
 
-/// What must be equal on all ranks: every rank says what it would have, rank 0's counts.
+/// Settings that must be equal on all ranks: every rank sends its own, rank 0's count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Common {
     /// TCP connections for data between two ranks.
@@ -34,11 +34,11 @@ pub(crate) struct Common {
     pub(crate) heartbeat: Option<Duration>,
     /// Whether what travels between hosts in clear has checksums.
     pub(crate) checksums: bool,
-    /// What the layers above agree on; only they know what it means.
+    /// Settings of the layers above, opaque here.
     pub(crate) settings: Vec<u8>,
 }
 
-/// What the roster says of a rank.
+/// Entry of one rank in the roster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MemberEntry {
     pub(crate) identity: String,
@@ -47,12 +47,12 @@ pub(crate) struct MemberEntry {
     pub(crate) shm: bool,
 }
 
-/// What a rank says of itself when it registers.
+/// A rank's message when it registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Registration {
-    /// Who it is, for all.
+    /// The rank's roster entry.
     pub(crate) member: MemberEntry,
-    /// What the job runs with, if it becomes rank 0.
+    /// The common settings of the job, if the rank becomes rank 0.
     pub(crate) common: Common,
 }
 
@@ -325,9 +325,9 @@ impl ToServer {
                 w.u8(5);
                 w.varint(u64::from(*rank));
             }
-            Self::Unreached(told) => {
+            Self::Unreached(report) => {
                 w.u8(6);
-                told.put(w);
+                report.put(w);
             }
         }
         out

@@ -35,10 +35,10 @@ struct Building {
     places: Vec<Option<Where>>,
 }
 
-/// What the server must do.
+/// Actions of the server.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Do {
-    Tell(ClientId, ToClient),
+    Send(ClientId, ToClient),
     /// Tell it why and close the connection.
     Dismiss(ClientId, ToClient),
     /// All ranks have the table of this generation.
@@ -67,7 +67,7 @@ pub(crate) struct FixedRounds {
 struct UnreachedRanks {
     /// The command that checks the network.
     check: String,
-    told: Vec<Unreached>,
+    reports: Vec<Unreached>,
     /// When to make one cause of them.
     settle_at: Option<Instant>,
     /// The last cause, and the ranks that have not come yet to hear it.
@@ -180,9 +180,9 @@ impl FixedRounds {
             common: ranks.first().map(|r| r.common.clone()).unwrap_or_default(),
             assignment: None,
         };
-        let told = ranks
+        let replies = ranks
             .iter()
-            .map(|r| Do::Tell(r.client, roster.clone()))
+            .map(|r| Do::Send(r.client, roster.clone()))
             .collect();
         let places = ranks.iter().map(|_| None).collect();
         self.building = Some(Building {
@@ -190,7 +190,7 @@ impl FixedRounds {
             ranks,
             places,
         });
-        told
+        replies
     }
 
     pub(crate) fn ready(&mut self, client: ClientId, place: Where) -> Vec<Do> {
@@ -212,7 +212,7 @@ impl FixedRounds {
         let mut todo: Vec<_> = building
             .ranks
             .iter()
-            .map(|r| Do::Tell(r.client, table.clone()))
+            .map(|r| Do::Send(r.client, table.clone()))
             .collect();
         self.newest = (0..).zip(building.ranks.iter().map(|r| r.client)).collect();
         todo.push(Do::Up(building.generation));
@@ -233,8 +233,8 @@ impl FixedRounds {
 
     /// A rank cannot connect, as the agent of its host tells. If the rank is registered here, another process with a copy
     /// of its environment told this: then nothing follows.
-    pub(crate) fn unreached_by_agent(&mut self, told: Unreached, now: Instant) -> Vec<Do> {
-        let rank = told.rank.0;
+    pub(crate) fn unreached_by_agent(&mut self, report: Unreached, now: Instant) -> Vec<Do> {
+        let rank = report.rank.0;
         if self.unreached.unaware.remove(&rank) {
             // It is late: the others have failed of this already, and with one text.
             let known = self.unreached.cause.clone();
@@ -244,30 +244,30 @@ impl FixedRounds {
             || self.gathering.contains_key(&rank)
             || self.newest.iter().any(|(known, _)| *known == rank);
         if !is_here {
-            self.collect(told, now);
+            self.collect(report, now);
         }
         Vec::new()
     }
 
     /// A rank of the newest generation cannot make its links, as itself tells. One that is late has its answer already.
-    pub(crate) fn unreached(&mut self, client: ClientId, told: Unreached, now: Instant) {
-        if self.newest.contains(&(told.rank.0, client)) {
-            self.collect(told, now);
+    pub(crate) fn unreached(&mut self, client: ClientId, report: Unreached, now: Instant) {
+        if self.newest.contains(&(report.rank.0, client)) {
+            self.collect(report, now);
         }
     }
 
-    fn collect(&mut self, told: Unreached, now: Instant) {
+    fn collect(&mut self, report: Unreached, now: Instant) {
         let unreached = &mut self.unreached;
-        unreached.told.retain(|known| known.rank != told.rank);
-        unreached.told.push(told);
+        unreached.reports.retain(|known| known.rank != report.rank);
+        unreached.reports.push(report);
         unreached.settle_at.get_or_insert(now + COLLECT);
         self.settle_if_all_are_accounted_for(now);
     }
 
     /// Each rank waits here or has told why it cannot.
     fn settle_if_all_are_accounted_for(&mut self, now: Instant) {
-        let told = self.unreached.told.iter().map(|one| one.rank.0);
-        let absent = told.filter(|rank| !self.gathering.contains_key(rank));
+        let reports = self.unreached.reports.iter().map(|one| one.rank.0);
+        let absent = reports.filter(|rank| !self.gathering.contains_key(rank));
         if self.gathering.len() + absent.count() == self.size as usize {
             self.unreached.settle_at = self.unreached.settle_at.map(|_| now);
         }
@@ -277,11 +277,11 @@ impl FixedRounds {
     /// they come, those that have not come yet.
     fn settle(&mut self) -> Vec<Do> {
         self.unreached.settle_at = None;
-        let told = std::mem::take(&mut self.unreached.told);
+        let reports = std::mem::take(&mut self.unreached.reports);
         // Cut once, so that all get the same.
-        let text = cut(&cause(&told, &self.unreached.check)).to_owned();
+        let text = cut(&cause(&reports, &self.unreached.check)).to_owned();
         let aborted = || ToClient::Aborted { text: text.clone() };
-        let mut aware: BTreeSet<u32> = told.iter().map(|one| one.rank.0).collect();
+        let mut aware: BTreeSet<u32> = reports.iter().map(|one| one.rank.0).collect();
         let mut todo = vec![
             Do::Failed(text.clone()),
             Do::Report(ServerEvent::Unreachable(text.clone())),
@@ -306,8 +306,8 @@ impl FixedRounds {
         };
         for (rank, client) in std::mem::take(&mut self.newest) {
             aware.insert(rank);
-            todo.push(Do::Tell(client, aborted()));
-            todo.extend(told.first().map(|one| Do::Tell(client, lost(one))));
+            todo.push(Do::Send(client, aborted()));
+            todo.extend(reports.first().map(|one| Do::Send(client, lost(one))));
         }
         self.unreached.unaware = (0..self.size)
             .filter(|rank| !aware.contains(rank))
@@ -370,7 +370,7 @@ impl FixedRounds {
             .into_iter()
             .partition(|(_, r)| r.answer_by <= now);
         self.gathering = rest;
-        let tell = |r: Registered| {
+        let send = |r: Registered| {
             Do::Dismiss(
                 r.client,
                 ToClient::Missing {
@@ -378,7 +378,7 @@ impl FixedRounds {
                 },
             )
         };
-        let mut todo: Vec<_> = late.into_values().map(tell).collect();
+        let mut todo: Vec<_> = late.into_values().map(send).collect();
         let overdue = |b: &Building| b.ranks.iter().any(|r| r.answer_by <= now);
         if let Some(building) = self.building.as_ref().filter(|b| overdue(b)) {
             let unready: Vec<String> = (0..building.ranks.len())

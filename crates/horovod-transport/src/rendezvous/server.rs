@@ -32,7 +32,7 @@ const QUEUE_MAX: usize = 128 << 20;
 /// Connected clients: each rank's last and next generation, and some that come again.
 const CLIENTS_PER_RANK: usize = 4;
 
-/// What the launcher wants done.
+/// Request of the launcher.
 enum Order {
     Died(u32, String, String),
     Ended(u32, String),
@@ -58,13 +58,13 @@ enum Sessions {
 #[derive(Debug)]
 pub struct Server {
     running: RunningServer<Inbox>,
-    hears_events: Arc<Fd>,
+    events_fd: Arc<Fd>,
 }
 
 impl Server {
     /// Listens and starts the thread.
     pub fn start(config: ServerConfig) -> io::Result<Self> {
-        let (hears_events, events_notifier) = platform::notifier()?;
+        let (events_fd, events_notifier) = platform::notifier()?;
         let admission = Admission {
             key: config.key,
             purpose: Purpose::Rendezvous,
@@ -91,10 +91,7 @@ impl Server {
                 move || thread.step()
             },
         )?;
-        Ok(Self {
-            running,
-            hears_events,
-        })
+        Ok(Self { running, events_fd })
     }
 
     /// Where ranks can reach it: for each address listened on, or for all of this machine's.
@@ -115,8 +112,8 @@ impl Server {
 
     /// Fixed members: a rank cannot reach the rendezvous, as the agent of its host tells. The reports of
     /// all such ranks become one cause, with which every rank fails ([`ServerEvent::Unreachable`]).
-    pub fn report_unreached(&self, told: Unreached) {
-        self.order(Order::Unreached(told));
+    pub fn report_unreached(&self, report: Unreached) {
+        self.order(Order::Unreached(report));
     }
 
     /// Elastic: these workers, which wait, form the next round with these places, in the order of their ranks.
@@ -145,14 +142,14 @@ impl Server {
     pub fn poll_event(&self) -> Option<ServerEvent> {
         let mut inbox = self.running.state().lock();
         if inbox.events.len() <= 1 {
-            platform::silence(&self.hears_events);
+            platform::silence(&self.events_fd);
         }
         inbox.events.pop_front()
     }
 
     /// Readable while there are events. `None` in a forked child.
     pub fn as_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.hears_events.get().ok()
+        self.events_fd.get().ok()
     }
 
     /// Waits for an event, at most `timeout`.
@@ -168,10 +165,10 @@ impl Server {
     }
 }
 
-/// What is known of a connection.
+/// State of a connection.
 #[derive(Default)]
 struct Known {
-    /// What it registers must agree with the rank of its handshake.
+    /// Whether the client has registered. The registration must agree with the rank of the connection's handshake.
     registered: bool,
     /// Close as soon as the queue is empty.
     leaving: bool,
@@ -277,7 +274,7 @@ impl ServerThread {
                 todo
             }
             (message, Sessions::Elastic(rounds)) => {
-                match rounds.hear(id, client.rank, &mut client.known.registered, message) {
+                match rounds.handle(id, client.rank, &mut client.known.registered, message) {
                     Ok(todo) => todo,
                     Err(why) => return self.remove(id, why),
                 }
@@ -290,10 +287,10 @@ impl ServerThread {
             }
             (ToServer::Ready(place), Sessions::Fixed(rounds)) => rounds.ready(id, place),
             (ToServer::Failed { text }, Sessions::Fixed(rounds)) => rounds.gone(id, &text),
-            (ToServer::Unreached(told), Sessions::Fixed(rounds)) => {
+            (ToServer::Unreached(report), Sessions::Fixed(rounds)) => {
                 // Nobody speaks for another rank.
-                if client.known.registered && client.rank == told.rank() {
-                    rounds.unreached(id, told, now);
+                if client.known.registered && client.rank == report.rank() {
+                    rounds.unreached(id, report, now);
                 }
                 Vec::new()
             }
@@ -330,8 +327,8 @@ impl ServerThread {
     fn carry_out(&mut self, todo: Vec<Do>) {
         for item in todo {
             match item {
-                Do::Tell(id, message) => self.tell(id, &message, false),
-                Do::Dismiss(id, message) => self.tell(id, &message, true),
+                Do::Send(id, message) => self.send(id, &message, false),
+                Do::Dismiss(id, message) => self.send(id, &message, true),
                 Do::Up(generation) => self.event(ServerEvent::Up(Generation(generation))),
                 Do::Failed(text) => self.event(ServerEvent::Failed(text)),
                 Do::Report(event) => self.event(event),
@@ -340,7 +337,7 @@ impl ServerThread {
     }
 
     /// Queues a message; the next round of serving sends it and notices if it cannot be sent.
-    fn tell(&mut self, id: ClientId, message: &ToClient, last: bool) {
+    fn send(&mut self, id: ClientId, message: &ToClient, last: bool) {
         let Some(client) = self.connections.clients.get_mut(&id) else {
             return;
         };
@@ -360,11 +357,11 @@ impl ServerThread {
                 rounds.died(worker, &host, &cause)
             }
             (Order::Died(rank, host, cause), Sessions::Fixed(_)) => {
-                return self.tell_death(Rank(rank), &host, &cause);
+                return self.send_death(Rank(rank), &host, &cause);
             }
             (Order::Ended(rank, host), Sessions::Fixed(rounds)) => rounds.ended(rank, host),
-            (Order::Unreached(told), Sessions::Fixed(rounds)) => {
-                rounds.unreached_by_agent(told, now)
+            (Order::Unreached(report), Sessions::Fixed(rounds)) => {
+                rounds.unreached_by_agent(report, now)
             }
             (Order::Ended(..) | Order::Unreached(_), Sessions::Elastic(_)) => return,
             (Order::Form(assignments), Sessions::Elastic(rounds)) => rounds.form(&assignments, now),
@@ -377,7 +374,7 @@ impl ServerThread {
         self.carry_out(todo);
     }
 
-    fn tell_death(&mut self, rank: Rank, host: &str, cause: &str) {
+    fn send_death(&mut self, rank: Rank, host: &str, cause: &str) {
         let Sessions::Fixed(rounds) = &mut self.sessions else {
             return;
         };
@@ -390,7 +387,7 @@ impl ServerThread {
         };
         let ids: Vec<ClientId> = self.connections.clients.keys().copied().collect();
         for id in ids {
-            self.tell(id, &message, false);
+            self.send(id, &message, false);
         }
     }
 

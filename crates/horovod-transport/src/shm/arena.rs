@@ -144,7 +144,7 @@ impl Arena {
         self.region.u64(self.layout.flag(local, flag))
     }
 
-    /// What moves ranks that wait among so many cores.
+    /// The mechanism that migrates waiting ranks among `cores` cores.
     pub(crate) fn core_migration(&self, cores: usize) -> CoreMigration {
         let words = (0..self.layout.ranks).map(|local| self.layout.core(local));
         CoreMigration::new(self.region.clone(), words.collect(), self.me, cores)

@@ -8,7 +8,7 @@ use crate::sync::{AtomicU32, Ordering, fence};
 
 /// Announces that the owner of `sleeping` is about to sleep; it must check for work after this.
 pub(crate) fn arm(sleeping: &AtomicU32) {
-    // Whoever is woken in the owner's place must see what the owner did before.
+    // A thread that is woken in the owner's place must see the owner's earlier writes.
     sleeping.store(1, Ordering::Release);
     fence(Ordering::SeqCst);
 }
@@ -43,19 +43,19 @@ mod loom_tests {
     #[derive(Default)]
     struct RankNotifier {
         rung: Mutex<bool>,
-        heard: Condvar,
+        changed: Condvar,
     }
 
     impl RankNotifier {
         fn notify(&self) {
             *self.rung.lock().unwrap() = true;
-            self.heard.notify_one();
+            self.changed.notify_one();
         }
 
         fn sleep(&self) {
             let mut rung = self.rung.lock().unwrap();
             while !*rung {
-                rung = self.heard.wait(rung).unwrap();
+                rung = self.changed.wait(rung).unwrap();
             }
             *rung = false;
         }

@@ -354,10 +354,10 @@ mod loom_tests {
             assert_eq!(producer.push(&[1]), Ok(1));
             let writer = thread::spawn(move || producer.push(&[2]).unwrap());
             assert_eq!(consumer.pop(&mut [0]), Ok(1));
-            let told = consumer.producer_waits();
+            let notified = consumer.producer_waits();
             let sent = writer.join().unwrap();
             // If the writer gave up although there is space, somebody must have been told.
-            assert!(sent == 1 || told);
+            assert!(sent == 1 || notified);
         });
     }
 }

@@ -29,7 +29,7 @@ const BATCH: usize = 128;
 const WORDS: usize = 4;
 const MESSAGE: usize = WORDS * 8;
 
-/// What the first rank of a host has made for all.
+/// Shared-memory segment that the first rank of a host has created for all.
 pub(crate) struct ShmSegment {
     layout: Layout,
     members: Arc<[Rank]>,
@@ -96,7 +96,7 @@ impl ShmSegment {
         let arena = Arena::new(region, self.layout, self.members.clone(), local, &senders);
         Ok(SharedMemory {
             arena,
-            hears: self.notifiers[local].0.clone(),
+            notified_fd: self.notifiers[local].0.clone(),
         })
     }
 
@@ -153,7 +153,7 @@ fn send_fds(to: &Fd, layout: &Layout, fds: &[BorrowedFd<'_>]) -> Result<(), Errn
     }
 }
 
-/// What a member has received so far.
+/// Messages that an attaching rank has received so far.
 #[derive(Default)]
 pub(crate) struct AttachingRank {
     layout: Option<Layout>,
@@ -192,7 +192,7 @@ impl AttachingRank {
             ));
         };
         let mut fds = self.fds.drain(..);
-        let (Some(file), Some(hears)) = (fds.next(), fds.next()) else {
+        let (Some(file), Some(notified_fd)) = (fds.next(), fds.next()) else {
             return Ok(None);
         };
         let senders: Vec<_> = fds.by_ref().take(members.len()).map(Arc::new).collect();
@@ -208,7 +208,7 @@ impl AttachingRank {
         let arena = Arena::new(region, layout, members.clone(), local, &senders);
         let shared = SharedMemory {
             arena,
-            hears: Arc::new(hears),
+            notified_fd: Arc::new(notified_fd),
         };
         Ok(Some((shared, watched)))
     }

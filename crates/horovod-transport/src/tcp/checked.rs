@@ -28,7 +28,7 @@ const DATA_INBOX: usize = 1024;
 /// The same for control, where every record is so small.
 const CONTROL_INBOX: usize = 8 << 10;
 
-/// What a stream is for.
+/// Use of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Use {
     /// Tensors: much at a time.
@@ -37,7 +37,7 @@ pub(crate) enum Use {
     Control,
 }
 
-/// What arrived is not what was sent.
+/// A checksum failure: the received bytes differ from those sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Altered {
     #[error("the head of record {number} has checksum {got:08x} instead of {want:08x}")]

@@ -21,7 +21,7 @@ const TRY_AGAIN_AFTER: usize = 128 << 10;
 #[derive(Debug)]
 pub(super) enum Fault {
     Lost(Arc<str>),
-    /// What came is not what was sent, though the connection works.
+    /// The received bytes differ from those sent, though the connection works.
     Altered(Arc<str>),
     Corrupt(&'static str),
 }
@@ -98,7 +98,7 @@ impl PolledStream {
         match self.stream.try_send_both(head, bytes) {
             Ok(0) => Ok(0),
             Ok(n) => {
-                // What took a part is full, and room makes a new event.
+                // A partial write means a full buffer; free space in the buffer makes a new event.
                 if n == all || self.stream.is_sealed() {
                     self.poller.set(self.token, WRITABLE);
                 }

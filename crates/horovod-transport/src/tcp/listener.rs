@@ -1,8 +1,8 @@
 //! Accepting connections from a network where anybody may connect.
 //!
-//! A connection has a slot until it has authenticated or its deadline passes; when all slots are
-//! taken the oldest one goes. What strangers send costs neither memory nor attention; reports of it
-//! grow rare while they go on. On local sockets only processes of the same user are heard at all.
+//! A connection has a slot until it has authenticated or its deadline passes; when all slots are taken the oldest one
+//! is closed. Strangers cost neither memory nor attention; reports of them grow rare while they continue. Local sockets
+//! accept only processes of the same user.
 
 use std::{
     collections::VecDeque,
@@ -45,7 +45,7 @@ pub(crate) struct Gate {
     reports: Reports,
     /// Until when not to accept, after the system refused to.
     rest: Option<Instant>,
-    /// What it said.
+    /// The operating system's error.
     refused: Option<io::Error>,
 }
 
@@ -54,7 +54,7 @@ impl Gate {
         self.listeners.push(listener);
     }
 
-    /// What to wait for: descriptor, and whether it waits for writing.
+    /// Descriptors to wait for, each with whether to wait until it is writable.
     pub(crate) fn waits(&self) -> impl Iterator<Item = (&Fd, bool)> {
         let pending = self
             .pending
@@ -240,8 +240,8 @@ mod tests {
         }
         assert_eq!(reported[0], 1, "the first is reported at once");
         assert!(reported.len() < 40, "{} lines in a day", reported.len());
-        let told: u64 = reported.iter().sum();
-        assert_eq!(told + reports.unreported, 10 * day, "none is forgotten");
+        let total: u64 = reported.iter().sum();
+        assert_eq!(total + reports.unreported, 10 * day, "none is forgotten");
     }
 
     /// Connects to the local socket of this name, as another user or as this one, and waits for its end.

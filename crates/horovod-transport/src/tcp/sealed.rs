@@ -21,7 +21,7 @@ pub(crate) struct Sealed {
     /// The record that is coming in.
     record: Box<[u8; RECORD_MAX]>,
     record_len: usize,
-    /// What the last record held, from `plain_at`.
+    /// Plaintext of the last record, from `plain_at`.
     plain: Box<[u8; PLAIN_MAX]>,
     plain_at: usize,
     plain_len: usize,

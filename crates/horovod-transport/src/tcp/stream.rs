@@ -20,7 +20,7 @@ pub(crate) const SEND_FLAGS: SendFlags = SendFlags::NOSIGNAL;
 #[cfg(target_vendor = "apple")]
 pub(crate) const SEND_FLAGS: SendFlags = SendFlags::empty();
 
-/// What one read gave.
+/// Result of one read.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Got {
     Bytes(usize),
@@ -116,7 +116,7 @@ pub(crate) struct Stream {
     guard: Guard,
 }
 
-/// What shows that bytes were changed on the way.
+/// Protection against bytes that change in transit.
 enum Guard {
     None,
     Sealed(Box<Sealed>),

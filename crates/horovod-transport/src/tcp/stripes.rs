@@ -49,7 +49,7 @@ impl Stripe {
 pub(super) struct Stripes {
     streams: Vec<PolledStream>,
     sending: Stripe,
-    /// What of the head of the stripe under way has not been sent.
+    /// Unsent part of the current stripe's head.
     head: [u8; HEAD],
     head_left: usize,
     receiving: Stripe,
@@ -170,7 +170,8 @@ impl Stripes {
             if head.len < HEAD {
                 match stream.try_recv(&mut head.bytes[head.len..]) {
                     Ok(n) => head.len += n,
-                    // Who closes its streams closes all, but what they hold comes from each by itself.
+                    // A peer that closes one stream closes all, but the bytes in flight on each stream arrive
+                    // independently.
                     Err(fault) if stream.is_closed() => {
                         closed = Some(fault);
                         continue;

@@ -54,7 +54,7 @@ fn take(from: &Fd) -> Vec<u8> {
     all
 }
 
-/// What somebody on the way does to one message: flips bits, cuts it short, adds to it, or replaces it.
+/// Simulates an attacker in the middle of a connection: flips bits of a message, truncates, extends or replaces it.
 fn tamper(message: &mut Vec<u8>, plan: &mut &[u8]) {
     let [what, at, value, rest @ ..] = *plan else {
         return;
@@ -88,7 +88,7 @@ pub fn handshake(bytes: &[u8]) {
     }
 }
 
-/// Whoever ends as authenticated has been told exactly what the other side said.
+/// A side that ends as authenticated has received exactly the bytes that the other side sent.
 fn shake(mut plan: &[u8]) {
     let (left, left_tap) = pair();
     let (right, right_tap) = pair();
@@ -97,9 +97,9 @@ fn shake(mut plan: &[u8]) {
     assert!(matches!(initiator.step(), Ok(None)));
 
     let hello = take(&left_tap);
-    let mut told = hello.clone();
-    tamper(&mut told, &mut plan);
-    let _ = send(&right_tap, &told);
+    let mut received = hello.clone();
+    tamper(&mut received, &mut plan);
+    let _ = send(&right_tap, &received);
     let mut right = responder.step(&key(), |_| true);
     let reply = take(&right_tap);
     let mut answer = reply.clone();
@@ -114,10 +114,10 @@ fn shake(mut plan: &[u8]) {
         right = responder.step(&key(), |_| true);
     }
 
-    // What comes after a message is not part of it.
-    let intact = |told: &[u8], said: &[u8]| !said.is_empty() && told.starts_with(said);
-    let answered = intact(&told, &hello) && intact(&answer, &reply);
-    let confirmed = intact(&[told, last].concat(), &[hello, confirm].concat());
+    // Bytes after a message do not belong to that message.
+    let intact = |received: &[u8], sent: &[u8]| !sent.is_empty() && received.starts_with(sent);
+    let answered = intact(&received, &hello) && intact(&answer, &reply);
+    let confirmed = intact(&[received, last].concat(), &[hello, confirm].concat());
     assert_eq!(matches!(left, Ok(Some(_))), answered, "the initiator");
     match right {
         Ok(Some((binding, _))) => {

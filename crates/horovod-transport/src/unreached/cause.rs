@@ -29,15 +29,15 @@ struct Group<'a> {
 
 /// One text of what several ranks told. `check` is the command that checks the network of this job; if it is empty or
 /// very long, the command is made of the hosts that are told of.
-pub(crate) fn cause(told: &[Unreached], check: &str) -> String {
-    let groups = groups(told);
+pub(crate) fn cause(reports: &[Unreached], check: &str) -> String {
+    let groups = groups(reports);
     let facts: Vec<String> = groups.iter().map(Group::text).collect();
     let facts = facts.join("; ");
     let (facts, more) = match cut_at(&facts, FACTS_MAX) {
         part if part.len() < facts.len() => (part, " ..."),
         whole => (whole, ""),
     };
-    let interfaces = told.iter().map(|one| &*one.interfaces);
+    let interfaces = reports.iter().map(|one| &*one.interfaces);
     let interfaces = interfaces.max().unwrap_or_default();
     let check = match check {
         check if check.is_empty() || check.len() > COMMAND_MAX => command(&groups),
@@ -49,9 +49,9 @@ pub(crate) fn cause(told: &[Unreached], check: &str) -> String {
     )
 }
 
-fn groups(told: &[Unreached]) -> Vec<Group<'_>> {
+fn groups(reports: &[Unreached]) -> Vec<Group<'_>> {
     let mut groups: Vec<Group<'_>> = Vec::new();
-    for one in told {
+    for one in reports {
         for (goal, tried) in &one.goals {
             let place = groups
                 .iter()
@@ -206,7 +206,7 @@ fn bare(at: SocketAddr) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::told;
+    use super::super::tests::report;
     use super::*;
 
     fn peer(rank: u32) -> Goal {
@@ -223,8 +223,8 @@ mod tests {
             ("[fd12::1]:81", Obstacle::NoRoute),
         ];
         let all = [
-            told(3, Goal::Launcher, &tried),
-            told(2, Goal::Launcher, &tried),
+            report(3, Goal::Launcher, &tried),
+            report(2, Goal::Launcher, &tried),
         ];
         assert_eq!(
             cause(&all, "horovodrun --doctor -H a,b"),
@@ -233,8 +233,8 @@ mod tests {
              packets, or the answers find no way back. `horovodrun --doctor -H a,b` checks the network and says what to allow"
         );
         let all = [
-            told(2, peer(0), &[("10.0.0.1:80", Obstacle::Refused)]),
-            told(2, peer(1), &[("10.0.0.1:81", Obstacle::Refused)]),
+            report(2, peer(0), &[("10.0.0.1:80", Obstacle::Refused)]),
+            report(2, peer(1), &[("10.0.0.1:81", Obstacle::Refused)]),
         ];
         let text = cause(&all, "");
         assert!(
@@ -257,7 +257,7 @@ mod tests {
             ("172.17.0.1:80", Obstacle::Refused),
         ];
         for first in [0, 1] {
-            let mut one = told(2, peer(0), &tried);
+            let mut one = report(2, peer(0), &tried);
             one.goals[0].1[1].is_own = true;
             one.goals[0].1.swap(0, first);
             let text = cause(&[one], "");
@@ -268,7 +268,7 @@ mod tests {
             assert!(!text.contains("Two hosts"), "{text}");
         }
         // Ranks of one host without shared memory: its addresses are right.
-        let mut one = told(2, peer(0), &tried[1..]);
+        let mut one = report(2, peer(0), &tried[1..]);
         one.goals[0].1[0].is_own = true;
         one.host = "host-a".into();
         let text = cause(&[one], "");
@@ -280,7 +280,7 @@ mod tests {
         let tried = [("10.0.0.1:80", Obstacle::Silence)];
         let all: Vec<_> = (0..1000)
             .map(|rank| {
-                let mut one = told(rank, Goal::Launcher, &tried);
+                let mut one = report(rank, Goal::Launcher, &tried);
                 one.host = format!("a-host-with-a-long-name-{rank}");
                 one
             })
@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn the_likely_cause_follows_from_what_came_back() {
         let of = |obstacle: Obstacle, is_own: bool, interfaces: &str| {
-            let mut one = told(2, Goal::RankZero, &[("172.17.0.1:80", obstacle)]);
+            let mut one = report(2, Goal::RankZero, &[("172.17.0.1:80", obstacle)]);
             one.interfaces = interfaces.into();
             one.goals[0].1[0].is_own = is_own;
             cause(&[one], "")

@@ -36,7 +36,7 @@ struct Teller {
     fd: Arc<Fd>,
     bytes: Vec<u8>,
     /// All has come: it waits for the answer.
-    has_told: bool,
+    has_reported: bool,
     /// When it is given up.
     until: Instant,
 }
@@ -72,7 +72,7 @@ impl Post {
 
     /// Readable when there may be something to [`Self::take`].
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let tellers = self.tellers.iter().filter(|teller| !teller.has_told);
+        let tellers = self.tellers.iter().filter(|teller| !teller.has_reported);
         let fds = tellers.map(|teller| &teller.fd);
         let listener = self.rest.is_none().then_some(&self.listener.fd);
         fds.chain(listener).filter_map(|fd| fd.get().ok())
@@ -98,7 +98,7 @@ impl Post {
                     self.tellers.push(Teller {
                         fd,
                         bytes: Vec::new(),
-                        has_told: false,
+                        has_reported: false,
                         until: now + STAY,
                     });
                 }
@@ -117,21 +117,21 @@ impl Post {
     pub fn take(&mut self, now: Instant) -> Vec<Unreached> {
         self.tellers.retain(|teller| now < teller.until);
         self.accept(now);
-        let mut told = Vec::new();
+        let mut reports = Vec::new();
         self.tellers.retain_mut(|teller| match teller.read() {
             Ok(new) => {
-                told.extend(new);
+                reports.extend(new);
                 true
             }
             Err(_) => false,
         });
-        told
+        reports
     }
 
     /// Answers every rank that waits.
     pub fn answer(&mut self, text: &str) {
         let text = format!("{text}{END}");
-        for teller in self.tellers.extract_if(.., |teller| teller.has_told) {
+        for teller in self.tellers.extract_if(.., |teller| teller.has_reported) {
             // It fits into the buffer of a new socket; if it does not, the rank sees no end and keeps its own text.
             let _ = send(&teller.fd, text.as_bytes());
         }
@@ -141,16 +141,16 @@ impl Post {
 impl Teller {
     /// Its report, once the whole report has come.
     fn read(&mut self) -> io::Result<Option<Unreached>> {
-        if self.has_told {
+        if self.has_reported {
             return Ok(None);
         }
         if !read_to_end(&self.fd, &mut self.bytes)? {
             return Ok(None);
         }
-        self.has_told = true;
-        let told = Unreached::decode(&self.bytes).map_err(io::Error::other)?;
+        self.has_reported = true;
+        let report = Unreached::decode(&self.bytes).map_err(io::Error::other)?;
         self.bytes = Vec::new();
-        Ok(Some(told))
+        Ok(Some(report))
     }
 }
 
@@ -170,15 +170,15 @@ fn read_to_end(fd: &Fd, bytes: &mut Vec<u8>) -> io::Result<bool> {
 }
 
 /// Tells the agent at the post of this name; its answer, if one comes in time.
-pub(crate) fn tell(
+pub(crate) fn send_report(
     name: &str,
-    told: &Unreached,
+    report: &Unreached,
     within: Duration,
     wants_to_leave: &dyn Fn() -> bool,
 ) -> Option<String> {
     let deadline = Instant::now() + within;
     let fd = net::unix_connect(name).ok()?;
-    let bytes = told.encode();
+    let bytes = report.encode();
     let mut sent = 0;
     let mut answer = Vec::new();
     loop {
@@ -202,7 +202,7 @@ pub(crate) fn tell(
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Goal, tests::told};
+    use super::super::{Goal, tests::report};
     use super::*;
     use crate::probe::Obstacle;
 
@@ -215,8 +215,8 @@ mod tests {
         let tried = [("10.0.0.1:80", Obstacle::Silence)];
         let tellers: Vec<_> = [2, 3]
             .map(|rank| {
-                let (name, told) = (name.clone(), told(rank, Goal::Launcher, &tried));
-                std::thread::spawn(move || tell(&name, &told, SOON, &|| false))
+                let (name, report) = (name.clone(), report(rank, Goal::Launcher, &tried));
+                std::thread::spawn(move || send_report(&name, &report, SOON, &|| false))
             })
             .into();
         let deadline = Instant::now() + SOON;
@@ -242,13 +242,13 @@ mod tests {
 
     #[test]
     fn without_an_agent_or_an_answer_there_is_none() {
-        let told = told(1, Goal::Launcher, &[]);
-        assert_eq!(tell("no such post", &told, SOON, &|| false), None);
+        let report = report(1, Goal::Launcher, &[]);
+        assert_eq!(send_report("no such post", &report, SOON, &|| false), None);
         let post = Post::open().unwrap();
-        assert_eq!(tell(post.name(), &told, SOON, &|| true), None);
+        assert_eq!(send_report(post.name(), &report, SOON, &|| true), None);
         // Nobody answers: the connection ends with the post.
         let name = post.name().to_owned();
-        let waits = std::thread::spawn(move || tell(&name, &told, SOON, &|| false));
+        let waits = std::thread::spawn(move || send_report(&name, &report, SOON, &|| false));
         drop(post);
         assert_eq!(waits.join().unwrap(), None);
     }
@@ -267,7 +267,7 @@ mod tests {
     fn a_teller_that_gets_no_answer_is_given_up() {
         let mut post = Post::open().unwrap();
         let fd = net::unix_connect(post.name()).unwrap();
-        send(&fd, &told(1, Goal::Launcher, &[]).encode()).unwrap();
+        send(&fd, &report(1, Goal::Launcher, &[]).encode()).unwrap();
         rustix::net::shutdown(fd.get().unwrap(), rustix::net::Shutdown::Write).unwrap();
         let now = Instant::now();
         assert_eq!(post.deadline(), None);
@@ -281,22 +281,22 @@ mod tests {
     #[test]
     fn a_part_of_an_answer_is_none() {
         let listener = net::unix_listen().unwrap();
-        let told = told(1, Goal::Launcher, &[]);
+        let report = report(1, Goal::Launcher, &[]);
         for (answer, taken) in [
             ("one ca", None),
             ("one cause\0", Some("one cause")),
             ("", None),
         ] {
             let name = listener.name.clone();
-            let told = told.clone();
-            let teller = std::thread::spawn(move || tell(&name, &told, SOON, &|| false));
+            let report = report.clone();
+            let teller = std::thread::spawn(move || send_report(&name, &report, SOON, &|| false));
             wait_for_any(
                 [(&*listener.fd, false)].into_iter(),
                 Some(Instant::now() + SOON),
             );
             let (fd, _) = net::accept(&listener.fd).unwrap().unwrap();
-            let mut heard = Vec::new();
-            while !read_to_end(&fd, &mut heard).unwrap() {
+            let mut received = Vec::new();
+            while !read_to_end(&fd, &mut received).unwrap() {
                 wait_for_any([(&*fd, false)].into_iter(), Some(Instant::now() + SOON));
             }
             send(&fd, answer.as_bytes()).unwrap();

@@ -122,12 +122,12 @@ fn a_bit_of_control_that_changes_ends_hearing_but_not_speaking() {
             }
             other => panic!("bit {bit}: {other:?}"),
         }
-        // What this rank has to say of it arrives.
+        // This rank's message about the fault arrives.
         rigs[1]
             .control
             .send(Rank(0), b"you sent something else")
             .unwrap();
-        let heard = (Rank(1), b"you sent something else".to_vec());
-        assert_eq!(rigs[0].frame(), heard, "bit {bit}");
+        let received = (Rank(1), b"you sent something else".to_vec());
+        assert_eq!(rigs[0].frame(), received, "bit {bit}");
     }
 }

@@ -423,8 +423,8 @@ fn who_never_waits_in_vain_for_long_hears_the_launcher_all_the_same() {
         assert!(Instant::now() < deadline, "the notice did not come");
         second.control.send(Rank(0), b"frame").unwrap();
         // Nobody sleeps or gives way here: each look but one finds something.
-        let heard = std::iter::from_fn(|| first.control.poll());
-        if heard
+        let received = std::iter::from_fn(|| first.control.poll());
+        if received
             .into_iter()
             .any(|e| matches!(e, ControlEvent::Notice(_)))
         {

@@ -1,4 +1,4 @@
-//! What strangers get from a rendezvous who play recordings or reflect what they hear.
+//! Replies of a rendezvous to strangers that replay recordings or reflect messages.
 #![allow(
     clippy::unwrap_used,
     reason = "a test wants to fail at once, with the place"
@@ -30,15 +30,15 @@ fn dial(at: SocketAddr) -> TcpStream {
 }
 
 /// Everything that comes until the other side hangs up.
-fn hear_out(mut stream: TcpStream) -> Vec<u8> {
-    let mut heard = Vec::new();
+fn read_to_end(mut stream: TcpStream) -> Vec<u8> {
+    let mut received = Vec::new();
     // A reset is a way to hang up, too.
-    let _ = stream.read_to_end(&mut heard);
-    heard
+    let _ = stream.read_to_end(&mut received);
+    received
 }
 
 /// Passes everything on; what it was, and how much of it came first.
-fn copy(mut from: TcpStream, mut to: TcpStream) -> JoinHandle<Said> {
+fn copy(mut from: TcpStream, mut to: TcpStream) -> JoinHandle<Sent> {
     std::thread::spawn(move || {
         let (mut copied, mut first) = (Vec::new(), 0);
         let mut buf = [0; 4096];
@@ -54,21 +54,21 @@ fn copy(mut from: TcpStream, mut to: TcpStream) -> JoinHandle<Said> {
     })
 }
 
-/// What one side said, and how long its first message is: after it, it waits for an answer.
-type Said = (Vec<u8>, usize);
+/// Bytes sent by one side, and the length of its first message, after which it waits for an answer.
+type Sent = (Vec<u8>, usize);
 
-/// A whole registration, as somebody on the way hears it: what the rank said, and what the server said.
-fn record(server: &Server, key: &JobKey) -> (Said, Said) {
+/// A whole registration as recorded between the two: the bytes of the rank, and the bytes of the server.
+fn record(server: &Server, key: &JobKey) -> (Sent, Sent) {
     let tap = TcpListener::bind((LOOPBACK, 0)).unwrap();
     let mut config = MeshConfig::new(Rank(0), 1, key.clone(), vec![tap.local_addr().unwrap()]);
     config.timeout = TIMEOUT;
     let rank = std::thread::spawn(move || drop(connect(&config).unwrap()));
     let (left, _) = tap.accept().unwrap();
     let right = TcpStream::connect(server.addrs()[0]).unwrap();
-    let said = copy(left.try_clone().unwrap(), right.try_clone().unwrap());
+    let sent = copy(left.try_clone().unwrap(), right.try_clone().unwrap());
     let answered = copy(right, left);
     rank.join().unwrap();
-    (said.join().unwrap(), answered.join().unwrap())
+    (sent.join().unwrap(), answered.join().unwrap())
 }
 
 fn registrations(server: &Server) -> usize {
@@ -92,35 +92,35 @@ fn still_works(server: &Server, key: &JobKey, generation: u64) {
 fn a_recorded_registration_played_again_registers_nobody() {
     let key = JobKey::random().unwrap();
     let server = server(&key);
-    let ((said, hello), (answered, reply)) = record(&server, &key);
+    let ((sent, hello), (answered, reply)) = record(&server, &key);
     assert_eq!(registrations(&server), 1);
-    assert!(said.starts_with(b"horovod") && said.len() > hello + 16 && answered.len() > reply);
+    assert!(sent.starts_with(b"horovod") && sent.len() > hello + 16 && answered.len() > reply);
 
     // All at once, and each message after the answer to the one before.
-    for pieces in [vec![&said[..]], vec![&said[..hello], &said[hello..]]] {
+    for pieces in [vec![&sent[..]], vec![&sent[..hello], &sent[hello..]]] {
         let mut player = dial(server.addrs()[0]);
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         for piece in pieces {
             player.write_all(piece).unwrap();
             if piece.len() == hello {
-                heard = vec![0; reply];
-                player.read_exact(&mut heard).unwrap();
+                received = vec![0; reply];
+                player.read_exact(&mut received).unwrap();
             }
         }
-        heard.extend(hear_out(player));
-        assert!(heard.len() <= reply, "more than the handshake came");
-        assert!(heard.is_empty() || heard != answered[..heard.len()]);
+        received.extend(read_to_end(player));
+        assert!(received.len() <= reply, "more than the handshake came");
+        assert!(received.is_empty() || received != answered[..received.len()]);
     }
-    // What the server said then, said to it; and its own new answer, reflected.
+    // Replay the server's recorded bytes to the server, then reflect its own new answer.
     let mut player = dial(server.addrs()[0]);
     player.write_all(&answered).unwrap();
-    assert!(hear_out(player).len() <= reply);
+    assert!(read_to_end(player).len() <= reply);
     let mut player = dial(server.addrs()[0]);
-    player.write_all(&said[..hello]).unwrap();
+    player.write_all(&sent[..hello]).unwrap();
     let mut new = vec![0; reply];
     player.read_exact(&mut new).unwrap();
     player.write_all(&new).unwrap();
-    assert_eq!(hear_out(player), []);
+    assert_eq!(read_to_end(player), []);
 
     still_works(&server, &key, 2);
 }

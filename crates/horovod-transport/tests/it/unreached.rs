@@ -23,14 +23,15 @@ fn server(key: &JobKey, size: u32) -> Server {
 /// The part of an agent and its launcher: they carry reports to the server, and its cause back.
 fn carry(mut post: Post, server: &Server, tellers: usize) -> String {
     let deadline = Instant::now() + TIMEOUT;
-    let mut told = Vec::new();
-    while told.len() < tellers {
-        assert!(Instant::now() < deadline, "only {told:?}");
-        told.extend(post.take(Instant::now()));
+    let mut reports = Vec::new();
+    while reports.len() < tellers {
+        assert!(Instant::now() < deadline, "only {reports:?}");
+        reports.extend(post.take(Instant::now()));
         // The events that come meanwhile are of no interest.
         server.wait_event(Duration::from_millis(10));
     }
-    told.into_iter()
+    reports
+        .into_iter()
         .for_each(|one| server.report_unreached(one));
     loop {
         assert!(Instant::now() < deadline, "no cause");

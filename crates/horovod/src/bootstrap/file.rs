@@ -8,7 +8,7 @@ use std::path::Path;
 
 use horovod_transport::JobKey;
 
-const TITLE: &str = "horovod-rs meeting 1";
+const TITLE: &str = "horovod-rs rendezvous 1";
 /// Longest file that is read.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 /// Most addresses that are taken from it.
@@ -50,7 +50,7 @@ pub(super) fn write(
     })
 }
 
-/// What stands in the file; [`parse`] reads it.
+/// Text of the file; [`parse`] reads it.
 pub(super) fn text_of(addresses: &[SocketAddr], key: &JobKey) -> String {
     let mut text = format!("{TITLE}\nkey {}\n", key.to_hex());
     for address in addresses {
@@ -176,7 +176,7 @@ mod tests {
     impl Folder {
         fn new() -> Self {
             let name = format!(
-                "horovod-meeting-test-{}-{:?}",
+                "horovod-rendezvous-test-{}-{:?}",
                 std::process::id(),
                 std::thread::current().id()
             );
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn what_rank_0_writes_the_others_read_and_nobody_else_can() {
         let folder = Folder::new();
-        let path = folder.0.join("own").join("meeting");
+        let path = folder.0.join("own").join("rendezvous");
         let (addresses, key) = place();
         write(&path, true, &addresses, &key).unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn a_file_that_others_could_read_or_have_put_there_is_not_trusted() {
         let folder = Folder::new();
-        let path = folder.0.join("meeting");
+        let path = folder.0.join("rendezvous");
         let (addresses, key) = place();
         write(&path, false, &addresses, &key).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
@@ -248,7 +248,7 @@ mod tests {
         let folder = Folder::new();
         std::fs::set_permissions(&folder.0, std::fs::Permissions::from_mode(0o777)).unwrap();
         let (addresses, key) = place();
-        let error = write(&folder.0.join("meeting"), true, &addresses, &key).unwrap_err();
+        let error = write(&folder.0.join("rendezvous"), true, &addresses, &key).unwrap_err();
         assert!(error.contains("mode 700"), "{error}");
     }
 

@@ -16,7 +16,7 @@ pub fn rendezvous_file(bytes: &[u8]) {
     if *kind == 0 {
         match parse_key(text.trim(), "the content") {
             Ok(key) => assert!(key.to_hex().eq_ignore_ascii_case(text.trim())),
-            // What is nearly a key stays a secret, too.
+            // A mistyped key may still be a secret: the error does not quote it.
             Err(error) => {
                 let always = parse_key("", "the content").map_err(|error| error.to_string());
                 assert_eq!(Some(error.to_string()), always.err());

@@ -1,4 +1,4 @@
-//! Who meets how, and what is refused.
+//! Tests of the rendezvous of ranks, and of refused settings.
 
 use super::*;
 
@@ -151,7 +151,7 @@ fn without_anything_that_tells_jobs_apart_a_folder_is_needed() {
     );
     config.bootstrap.directory = Some("/shared".into());
     let file = Locator::File {
-        path: "/shared/horovod-meeting-4".into(),
+        path: "/shared/horovod-rendezvous-4".into(),
         on_this_host: false,
     };
     assert_eq!(locator(&config), (file, false));

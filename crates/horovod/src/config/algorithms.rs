@@ -10,7 +10,7 @@ use horovod_settings::{self as settings, Algorithm, Declaration, JoinAverage, Wh
 use super::Environment;
 use crate::error::Error;
 
-/// What the data plane runs with when the job begins.
+/// Settings of the data plane at the start of the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Algorithms {
     /// Choices and sizes.
@@ -23,7 +23,7 @@ pub struct Algorithms {
 
 /// A number that all ranks must have equal, and its place.
 struct Number {
-    /// What sets it; `None`: nothing does.
+    /// Its setting; `None`: it has none.
     setting: Option<&'static Declaration<Whole<usize>>>,
     place: fn(&mut Tuning) -> &mut usize,
 }
@@ -71,7 +71,7 @@ impl Algorithms {
         })
     }
 
-    /// What the ranks must have equal, as bytes for [`Self::adopt`].
+    /// Values that must be equal on all ranks, as bytes for [`Self::adopt`].
     pub(crate) fn common(&self) -> Vec<u8> {
         let mut tuning = self.tuning.clone();
         let forced = ALGORITHMS
@@ -156,7 +156,7 @@ impl Algorithms {
 /// In the order in which rank 0 tells its choice, by a number.
 static ALGORITHMS: &[(&str, Algorithm)] = settings::ALLREDUCE_ALGORITHM.kind.words;
 
-/// What the data plane makes of the setting.
+/// The data plane's override for the setting.
 fn forced(algorithm: Algorithm) -> Option<AlgorithmOverride> {
     match algorithm {
         Algorithm::Auto => None,

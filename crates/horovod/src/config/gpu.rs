@@ -13,7 +13,7 @@ use crate::gpu::Search;
 /// Settings of operations on GPU tensors.
 #[derive(Clone, Debug)]
 pub struct GpuSettings {
-    /// What carries them out: never [`GpuOperations::Mpi`].
+    /// Their implementation: never [`GpuOperations::Mpi`].
     pub operations: GpuOperations,
     /// Whether it was asked for by the name of MPI, which is not there.
     pub names_mpi: bool,
@@ -48,7 +48,7 @@ impl GpuSettings {
     }
 }
 
-/// What carries out operations on GPU tensors.
+/// Implementation of operations on GPU tensors.
 pub fn operations(env: &dyn Environment) -> Result<GpuOperations, Error> {
     Ok(settings::GPU_OPERATIONS.read(env)?.meant())
 }

@@ -5,8 +5,8 @@
 
 use super::reader::Reader;
 
-/// What the value of a variable says.
-enum Tells {
+/// Meaning of a variable's value.
+enum Meaning {
     /// It is a rank: there are others, or it would not be needed.
     Rank,
     /// It is a rank that a single process has too: only from 1 on it says something.
@@ -17,13 +17,13 @@ enum Tells {
 
 struct Hint {
     name: &'static str,
-    tells: Tells,
+    meaning: Meaning,
     /// If this is set, too, the hint says nothing new.
     unless: Option<&'static str>,
     by: &'static str,
     /// Completes the sentence "it is not known ...".
     unknown: &'static str,
-    /// What to set to train together.
+    /// Settings needed to train together.
     cure: &'static str,
 }
 
@@ -38,7 +38,7 @@ const NEITHER: &str =
 const HINTS: &[Hint] = &[
     Hint {
         name: "HOROVOD_RANK",
-        tells: Tells::Rank,
+        meaning: Meaning::Rank,
         unless: Some("HOROVOD_SIZE"),
         by: "a launcher of Horovod's",
         unknown: "of how many (HOROVOD_SIZE is not set)",
@@ -46,7 +46,7 @@ const HINTS: &[Hint] = &[
     },
     Hint {
         name: "HOROVOD_LOCAL_SIZE",
-        tells: Tells::Size,
+        meaning: Meaning::Size,
         unless: Some("HOROVOD_SIZE"),
         by: "a launcher of Horovod's",
         unknown: WHICH,
@@ -54,7 +54,7 @@ const HINTS: &[Hint] = &[
     },
     Hint {
         name: "SLURM_STEP_NUM_TASKS",
-        tells: Tells::Size,
+        meaning: Meaning::Size,
         unless: None,
         by: "Slurm's srun",
         unknown: "which of them this is (SLURM_PROCID and SLURM_STEP_ID are not both set)",
@@ -62,7 +62,7 @@ const HINTS: &[Hint] = &[
     },
     Hint {
         name: "SLURM_PROCID",
-        tells: Tells::RankFromOne,
+        meaning: Meaning::RankFromOne,
         unless: None,
         by: "Slurm's srun",
         unknown: "of how many (SLURM_STEP_NUM_TASKS and SLURM_STEP_ID are not both set)",
@@ -70,7 +70,7 @@ const HINTS: &[Hint] = &[
     },
     Hint {
         name: "WORLD_SIZE",
-        tells: Tells::Size,
+        meaning: Meaning::Size,
         unless: None,
         by: "a launcher of PyTorch's",
         unknown: "which of them this is (RANK is not set)",
@@ -78,7 +78,7 @@ const HINTS: &[Hint] = &[
     },
     Hint {
         name: "RANK",
-        tells: Tells::Rank,
+        meaning: Meaning::Rank,
         unless: Some("WORLD_SIZE"),
         by: "a launcher of PyTorch's",
         unknown: "of how many (WORLD_SIZE is not set)",
@@ -86,7 +86,7 @@ const HINTS: &[Hint] = &[
     },
     Hint {
         name: "LOCAL_WORLD_SIZE",
-        tells: Tells::Size,
+        meaning: Meaning::Size,
         unless: Some("WORLD_SIZE"),
         by: "a launcher of PyTorch's",
         unknown: NEITHER,
@@ -94,7 +94,7 @@ const HINTS: &[Hint] = &[
     },
     Hint {
         name: "LOCAL_RANK",
-        tells: Tells::RankFromOne,
+        meaning: Meaning::RankFromOne,
         unless: Some("WORLD_SIZE"),
         by: "a launcher of PyTorch's",
         unknown: NEITHER,
@@ -102,16 +102,16 @@ const HINTS: &[Hint] = &[
     },
     Hint {
         name: "NODE_RANK",
-        tells: Tells::RankFromOne,
+        meaning: Meaning::RankFromOne,
         unless: Some("WORLD_SIZE"),
         by: "a launcher of PyTorch's",
         unknown: NEITHER,
         cure: TORCH,
     },
-    // What an operator tells torchrun, which is to run in each pod.
+    // Set by an operator for torchrun, which is to run in each pod.
     Hint {
         name: "PET_NNODES",
-        tells: Tells::Size,
+        meaning: Meaning::Size,
         unless: Some("WORLD_SIZE"),
         by: "an operator, for torchrun",
         unknown: NEITHER,
@@ -119,7 +119,7 @@ const HINTS: &[Hint] = &[
     },
     Hint {
         name: "PET_NODE_RANK",
-        tells: Tells::RankFromOne,
+        meaning: Meaning::RankFromOne,
         unless: Some("WORLD_SIZE"),
         by: "an operator, for torchrun",
         unknown: NEITHER,
@@ -127,7 +127,7 @@ const HINTS: &[Hint] = &[
     },
     Hint {
         name: "JAX_NUM_PROCESSES",
-        tells: Tells::Size,
+        meaning: Meaning::Size,
         unless: None,
         by: "a launcher of JAX's",
         unknown: "which of them this is (JAX_PROCESS_ID is not set)",
@@ -135,7 +135,7 @@ const HINTS: &[Hint] = &[
     },
     Hint {
         name: "JAX_PROCESS_ID",
-        tells: Tells::Rank,
+        meaning: Meaning::Rank,
         unless: Some("JAX_NUM_PROCESSES"),
         by: "a launcher of JAX's",
         unknown: "of how many (JAX_NUM_PROCESSES is not set)",
@@ -143,7 +143,7 @@ const HINTS: &[Hint] = &[
     },
     Hint {
         name: "DMLC_NUM_WORKER",
-        tells: Tells::Size,
+        meaning: Meaning::Size,
         unless: None,
         by: "MXNet's launcher",
         unknown: WHICH,
@@ -151,7 +151,7 @@ const HINTS: &[Hint] = &[
     },
     Hint {
         name: "PMIX_RANK",
-        tells: Tells::Rank,
+        meaning: Meaning::Rank,
         unless: None,
         by: "a launcher with PMIx",
         unknown: "of how many",
@@ -159,7 +159,7 @@ const HINTS: &[Hint] = &[
     },
     Hint {
         name: "PALS_RANKID",
-        tells: Tells::Rank,
+        meaning: Meaning::Rank,
         unless: None,
         by: "PALS",
         unknown: "of how many",
@@ -167,7 +167,7 @@ const HINTS: &[Hint] = &[
     },
     Hint {
         name: "JOB_COMPLETION_INDEX",
-        tells: Tells::Rank,
+        meaning: Meaning::Rank,
         unless: None,
         by: "a Kubernetes indexed job",
         unknown: "of how many, or whether its pods train together at all",
@@ -175,7 +175,7 @@ const HINTS: &[Hint] = &[
     },
     Hint {
         name: "VC_TASK_INDEX",
-        tells: Tells::RankFromOne,
+        meaning: Meaning::RankFromOne,
         unless: None,
         by: "Volcano",
         unknown: "of how many",
@@ -189,19 +189,19 @@ pub(super) fn of_several(r: &Reader<'_>) -> Option<String> {
         let Some(text) = r.text(hint.name) else {
             continue;
         };
-        let most = match hint.tells {
-            Tells::Size => text.rsplit(':').next().unwrap_or_default(),
-            Tells::Rank | Tells::RankFromOne => &text,
+        let most = match hint.meaning {
+            Meaning::Size => text.rsplit(':').next().unwrap_or_default(),
+            Meaning::Rank | Meaning::RankFromOne => &text,
         };
         let Ok(value) = most.trim().parse::<u32>() else {
             continue;
         };
-        let tells = match hint.tells {
-            Tells::Rank => true,
-            Tells::RankFromOne => value > 0,
-            Tells::Size => value > 1,
+        let meaning = match hint.meaning {
+            Meaning::Rank => true,
+            Meaning::RankFromOne => value > 0,
+            Meaning::Size => value > 1,
         };
-        if tells && hint.unless.is_none_or(|name| r.text(name).is_none()) {
+        if meaning && hint.unless.is_none_or(|name| r.text(name).is_none()) {
             return Some(format!(
                 "{}={text} (from {}) says that this process is one of several, but it is not known {}: set {} to \
                  train together, or HOROVOD_SIZE=1 to train alone",
@@ -311,7 +311,7 @@ impl Json {
         }
     }
 
-    /// What is between brackets, separated by commas.
+    /// Parses the items between brackets, separated by commas.
     fn items(
         rest: &mut &str,
         close: char,
@@ -379,18 +379,18 @@ mod tests {
     use super::super::tests::Map;
     use super::*;
 
-    fn said(text: &'static str) -> Option<String> {
+    fn hint_of(text: &'static str) -> Option<String> {
         let env = Map(vec![("TF_CONFIG", text)]);
         of_several(&Reader { env: &env })
     }
 
     #[test]
     fn tensorflows_cluster_of_several_workers_is_no_single_process() {
-        let said_of_worker = said(
+        let text_of_worker = hint_of(
             r#"{"cluster": {"chief": ["a:1"], "worker": ["b:1", "c\"\\:1"], "ps": ["d:1"]},
                 "task": {"type": "worker", "index": 1}, "environment": "cloud"}"#,
         );
-        let text = said_of_worker.expect("several");
+        let text = text_of_worker.expect("several");
         for part in [
             "TF_CONFIG",
             "HOROVOD_SIZE=3",
@@ -399,7 +399,8 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} in: {text}");
         }
-        let text = said(r#"{"cluster": {"worker": {"0": "a:1", "1": "b:1"}}}"#).expect("several");
+        let text =
+            hint_of(r#"{"cluster": {"worker": {"0": "a:1", "1": "b:1"}}}"#).expect("several");
         assert!(
             text.contains("HOROVOD_SIZE=2") && text.contains("HOROVOD_RANK ("),
             "{text}"
@@ -418,7 +419,7 @@ mod tests {
             r#"{"cluster": {"worker": ["a:1", "b:1""#,
             r#"{"cluster": {"worker": "a"}}"#,
         ] {
-            assert_eq!(said(text), None, "{text}");
+            assert_eq!(hint_of(text), None, "{text}");
         }
         let deep = "[".repeat(100_000);
         assert!(Json::parse(&deep).is_none());

@@ -4,7 +4,7 @@ use horovod_settings::{self as settings, LogLevel};
 
 use super::Environment;
 
-/// What the log shows; read when the bindings are loaded, before any init.
+/// Settings of the log; read when the bindings are loaded, before any init.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogSettings {
     /// Least severe level that is shown.

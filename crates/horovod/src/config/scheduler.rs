@@ -1,7 +1,7 @@
 //! The scheduler that started this process, if not `horovodrun`: one table of the variables that schedulers set.
 //!
-//! What is read here only says who is who, and what the scheduler knows of the others. How the ranks then find
-//! each other, and with which key, is decided in `crate::bootstrap`.
+//! This module only finds the rank of this process, and the scheduler's facts about the others. `crate::bootstrap`
+//! decides how the ranks then find each other, and with which key.
 
 use horovod_settings as settings;
 
@@ -213,10 +213,10 @@ const SCHEDULERS: &[Scheduler] = &[
     },
 ];
 
-/// What a scheduler says of this process.
+/// A scheduler's facts about this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Started {
-    /// Who started it, for messages.
+    /// Name of the scheduler, for messages.
     pub by: &'static str,
     /// Its rank.
     pub rank: u32,
@@ -224,9 +224,9 @@ pub struct Started {
     pub size: u32,
     /// Whether all ranks are known to run on this host.
     pub one_host: bool,
-    /// What tells this job from others on this host, as far as variables do.
+    /// Values that distinguish this job from others on this host, as far as variables do.
     pub job: Vec<String>,
-    /// Name of a process above this one whose number completes that.
+    /// Name of a process above this one, whose process number completes `job`.
     pub ancestor: Option<&'static str>,
     /// A random value that only ranks of this job have.
     pub secret: Option<String>,

@@ -41,7 +41,7 @@ pub(super) struct Allocation {
     outcome: Mutex<Option<Result<Outputs, String>>>,
 }
 
-/// What one submission is asked for.
+/// Memory requested for one submission.
 struct Wanted {
     allocator: Option<Allocator>,
     outputs: Vec<(DType, Shape)>,

@@ -74,7 +74,7 @@ impl Drop for Guest {
     }
 }
 
-/// What the threads that call are doing.
+/// State of the calling threads.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Waits {
     /// All of them wait, and there is at least one.

@@ -4,15 +4,15 @@
 //! rank's worker has to say goes to the coordinator, and what that has decided to the workers. Executions are in
 //! `execution`, what else the control plane has to do in `pump`, the end of a generation in `ending`. What the driver knows
 //! belongs to parts with private fields: its neighbours to `links`, who is gone and what is over to `membership`, the total
-//! order to `queue`, what devices carry out to `flights`.
+//! order to `queue`, what devices carry out to `on_device`.
 
 mod ending;
 mod execution;
-mod flights;
 mod inspect;
 mod links;
 mod membership;
 mod node;
+mod on_device;
 mod pump;
 mod queue;
 mod replicas;
@@ -27,7 +27,7 @@ use horovod_protocol::{
 };
 use horovod_transport::{ControlEvent, Mesh};
 
-use execution::{ExecutionTask, Front};
+use execution::{ExecutionTask, NextExecution};
 use links::ControlPlane;
 use node::{Node, NodeAction, unheard};
 use pump::Pump;
@@ -61,15 +61,15 @@ pub(super) struct Driver {
     /// The submission whose operand was pre-staged last.
     staged: Option<EntryId>,
     /// Begun, and broken off by a thread that had to leave, or waiting for memory; goes on before anything else.
-    parked: Option<ExecutionTask>,
+    suspended: Option<ExecutionTask>,
     /// A panic has passed through.
     broken: bool,
     /// When the engine's thread will look around even if nothing wakes it; as [`Time`].
     ///
     /// [`Time`]: horovod_protocol::Time
-    engine_looks_at: u64,
+    engine_polls_at: u64,
     /// How often the next execution was not found ready in a row.
-    looks_in_vain: u32,
+    idle_polls: u32,
 }
 
 /// How the engine's thread goes on.
@@ -116,10 +116,10 @@ impl Driver {
             spare: Vec::new(),
             staged: None,
             pump: Pump::new(config, plane, shared),
-            parked: None,
+            suspended: None,
             broken: false,
-            engine_looks_at: 0,
-            looks_in_vain: 0,
+            engine_polls_at: 0,
+            idle_polls: 0,
         }
     }
 
@@ -137,13 +137,15 @@ impl Driver {
             }
             self.prestage();
             let progress = self.pump.progress();
-            let front = self.front();
-            if matches!(front, Front::Runs | Front::Fails(_))
-                && let Some(task) = self.next_task()
+            let next_execution = self.next_execution();
+            if matches!(
+                next_execution,
+                NextExecution::Runs | NextExecution::Fails(_)
+            ) && let Some(task) = self.next_task()
             {
                 self.pump.links.waiter().disarm();
-                match front {
-                    Front::Fails(failure) => self.give_up(task, failure),
+                match next_execution {
+                    NextExecution::Fails(failure) => self.give_up(task, failure),
                     _ => self.carry_out(task),
                 }
                 announced = false;
@@ -154,7 +156,7 @@ impl Driver {
             }
             if announced && !progress && !self.pump.links.waiter().has_news() {
                 let limit = self.sleep_limit();
-                self.engine_looks_at = self.pump.shared.now().0.saturating_add(nanos(limit));
+                self.engine_polls_at = self.pump.shared.now().0.saturating_add(nanos(limit));
                 return Work::Sleep(limit);
             }
             self.pump.links.waiter().arm();
@@ -177,19 +179,22 @@ impl Driver {
         let mut spins = 0;
         loop {
             let progress = self.pump.progress();
-            let front = self.front();
-            if matches!(front, Front::Runs) && self.next_may_pause() {
+            let next_execution = self.next_execution();
+            if matches!(next_execution, NextExecution::Runs) && self.next_may_pause() {
                 let Some(task) = self.next_task() else { break };
                 self.carry_out(task);
                 spins = 0;
                 // Broken off, or the work of others never ends: this thread has to leave.
-                if self.parked.is_some() || done() || Instant::now() >= deadline {
+                if self.suspended.is_some() || done() || Instant::now() >= deadline {
                     break;
                 }
                 continue;
             }
-            let is_for_engine = matches!(front, Front::Runs | Front::Fails(_));
-            let is_over = self.pump.membership.is_over() && self.pump.flights.is_empty();
+            let is_for_engine = matches!(
+                next_execution,
+                NextExecution::Runs | NextExecution::Fails(_)
+            );
+            let is_over = self.pump.membership.is_over() && self.pump.on_device.is_empty();
             if is_for_engine || is_over || self.pump.shared.wanted() {
                 break;
             }
@@ -214,20 +219,22 @@ impl Driver {
         self.pump.links.waiter().set_has_time(false);
     }
 
-    /// Say and hear what can be said and heard now. In a job of one rank, also carry out what is small: there
+    /// Say and handle_message what can be said and heard now. In a job of one rank, also carry out what is small: there
     /// is nobody to wait for.
     pub(super) fn poll_once(&mut self) {
         self.prestage();
         self.pump.progress();
-        while self.pump.shared.alone && matches!(self.front(), Front::Runs) && self.next_is_small()
+        while self.pump.shared.alone
+            && matches!(self.next_execution(), NextExecution::Runs)
+            && self.next_is_small()
         {
             let Some(task) = self.next_task() else { break };
             self.carry_out(task);
         }
     }
 
-    /// What a thread does before it leaves the driver to itself; whether the engine's thread must come now.
-    /// With `polling`, that thread looks again soon of its own accord.
+    /// Prepares the release of the driver lock; returns whether the engine's thread must take over now. With `polling`,
+    /// that thread polls again soon on its own.
     pub(super) fn leave(&mut self, polling: bool) -> bool {
         if !polling {
             loop {
@@ -237,30 +244,30 @@ impl Driver {
                 }
             }
         }
-        if self.broken || self.parked.is_some() || self.pump.shared.wanted() {
+        if self.broken || self.suspended.is_some() || self.pump.shared.wanted() {
             return true;
         }
-        match self.front() {
-            Front::Nothing => {}
-            Front::Runs => return !polling || !self.next_may_pause(),
+        match self.next_execution() {
+            NextExecution::Nothing => {}
+            NextExecution::Runs => return !polling || !self.next_may_pause(),
             // Nobody else looks whether it can begin.
-            Front::Waits | Front::Fails(_) => return true,
+            NextExecution::Waits | NextExecution::Fails(_) => return true,
         }
         !polling
             && self
                 .pump
                 .deadline()
-                .is_some_and(|at| at < self.engine_looks_at)
+                .is_some_and(|at| at < self.engine_polls_at)
     }
 
     pub(super) fn has_task(&self) -> bool {
-        self.parked.is_some() || !self.pump.queue.is_empty()
+        self.suspended.is_some() || !self.pump.queue.is_empty()
     }
 
     /// A bug of ours has shown itself: must not leave the callers waiting, nor the peers.
     pub(super) fn break_down(&mut self) {
         self.pump.queue.ended();
-        self.parked = None;
+        self.suspended = None;
         self.broken = true;
     }
 
@@ -275,7 +282,7 @@ impl Driver {
                 ),
             });
         }
-        self.pump.await_flights();
+        self.pump.await_on_device();
         let orderly = !self.pump.membership.is_over() && !self.broken;
         for (_, backend) in &mut self.devices {
             backend.close(orderly);
@@ -300,10 +307,10 @@ impl Driver {
     /// cannot begin is looked at by the clock, less often each time.
     fn sleep_limit(&mut self) -> Duration {
         let limit = self.pump.sleep_limit();
-        if self.looks_in_vain == 0 {
+        if self.idle_polls == 0 {
             return limit;
         }
-        let doublings = self.looks_in_vain.min(16);
+        let doublings = self.idle_polls.min(16);
         limit.min((EVENT_NAP * (1 << doublings)).min(EVENT_NAP_MAX))
     }
 }
@@ -312,9 +319,9 @@ impl Pump {
     /// One look at everything that may have happened. `true`: something did.
     pub(super) fn progress(&mut self) -> bool {
         let mut progress = false;
-        if self.moment.begin() {
+        if self.cached_time.begin() {
             // A thread that goes from one collective to the next never asks for its sleep.
-            self.look_after_neighbours(self.shared.now());
+            self.check_neighbours(self.shared.now());
         }
         if !self.membership.is_over() {
             while let Some(event) = self.links.poll() {
@@ -331,7 +338,7 @@ impl Pump {
             let mut time = None;
             let deadline = self.node.next_deadline();
             if deadline.is_some() || self.inspection.looks() {
-                let now = *time.insert(self.moment.of(&self.shared));
+                let now = *time.insert(self.cached_time.of(&self.shared));
                 if deadline.is_some_and(|deadline| deadline <= now) {
                     self.node.handle_timeout(now);
                     progress = true;
@@ -344,9 +351,9 @@ impl Pump {
         }
         if self.shared.held.load(Ordering::Acquire) != TOLD {
             let held = self.shared.held.swap(TOLD, Ordering::AcqRel);
-            self.links.tell_held(held);
+            self.links.send_training_state(held);
         }
-        progress |= self.end_flights();
+        progress |= self.complete_on_device();
         progress |= self.links.carry();
         progress |= self.send_replica_reports();
         let (relay, control) = self.links.out_of_band();
@@ -359,7 +366,7 @@ impl Pump {
     }
 
     fn handle_frame(&mut self, from: Rank, bytes: Vec<u8>) {
-        let heard = self.hear(from, &bytes);
+        let heard = self.handle_message(from, &bytes);
         self.links.give_back(bytes);
         if let Err(e) = heard {
             let cause = LossCause::Unreadable(e.to_string());
@@ -371,17 +378,17 @@ impl Pump {
         }
     }
 
-    fn hear(&mut self, from: Rank, bytes: &[u8]) -> Result<(), DecodeError> {
+    fn handle_message(&mut self, from: Rank, bytes: &[u8]) -> Result<(), DecodeError> {
         let is_from_above = self.links.parent() == Some(from);
-        let now = || self.moment.of(&self.shared);
+        let now = || self.cached_time.of(&self.shared);
         if is_from_above {
             let message = self.links.read_from_above(bytes)?;
-            if !self.node.hear_from_above(now, message) {
+            if !self.node.handle_from_parent(now, message) {
                 self.shared.lock().worker.handle_message(message);
             }
         } else {
             let message = self.links.read_from_below(bytes)?;
-            self.node.hear_from_below(now, from, message);
+            self.node.handle_from_child(now, from, message);
         }
         Ok(())
     }
@@ -410,9 +417,9 @@ impl Pump {
     fn worker_action(&mut self, action: WorkerAction) {
         match action {
             WorkerAction::Send(message) => {
-                let now = || self.moment.of(&self.shared);
+                let now = || self.cached_time.of(&self.shared);
                 let me = self.links.me();
-                if !self.node.hear_from_below(now, me, &message) {
+                if !self.node.handle_from_child(now, me, &message) {
                     self.send_up(&message);
                 }
                 self.shared.lock().worker.recycle_message(message);
@@ -504,7 +511,7 @@ impl Pump {
 
 impl Node {
     /// A child or this rank's worker said something to the coordinator. `false` at a leaf, which only passes it on.
-    pub(super) fn hear_from_below(
+    pub(super) fn handle_from_child(
         &mut self,
         now: impl FnOnce() -> Time,
         from: Rank,

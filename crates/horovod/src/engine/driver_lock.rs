@@ -1,15 +1,15 @@
 //! The driver lock and caller-driven progress: a thread that waits for a result makes progress itself, which saves two
 //! wake-ups.
 //!
-//! Who holds the lock makes progress with the driver. A thread that blocks in [`DriverLock::wait`] takes the lock if it
-//! is free and holds it until its operation has ended; one that submits takes it for one poll, which sends what there
-//! is to send. The engine's thread makes progress when nobody else does, but sleeps *without* the lock: whoever
-//! releases it last arms the notifier first, and a notification wakes the engine's thread.
+//! The holder of the lock makes progress with the driver. A thread that blocks in [`DriverLock::wait`] takes the lock
+//! if it is free and holds it until its operation has ended. A submitting thread takes the lock for one poll, which
+//! sends the pending messages. The engine's thread makes progress when no other thread does, but sleeps *without* the
+//! lock. The last holder arms the notifier before the release, and a notification wakes the engine's thread.
 //!
-//! While calls come thick and fast even that costs too much: each message of a peer would wake the engine's thread
-//! between two calls of this rank. So then it *polls periodically*: it sleeps by the clock, nobody arms the notifier,
-//! and what a burst of submissions did not send is sent by the next wait, the next submission after the burst, or the
-//! next periodic poll.
+//! Frequent calls make even that too expensive: each message of a peer would wake the engine's thread between two calls
+//! of this rank. The engine's thread then *polls periodically*: it sleeps for a fixed time, and no thread arms the
+//! notifier. Messages that a burst of submissions did not send are sent by the next wait, the next submission after the
+//! burst, or the next periodic poll.
 //!
 //! That no wake-up is lost in this is checked by `make test-loom`, which runs this very file in every order that the
 //! engine's thread and one or two callers can take, around a driver of a few lines.
@@ -58,7 +58,7 @@ const BURST_NS: u64 = 100_000;
 /// from one of them.
 const OVERSUBSCRIBED_BURST_NS: u64 = 1_000_000;
 
-/// What the engine's own thread does while others may hold the lock, and what is asked of it.
+/// State of the engine's own thread while others may hold the lock, and requests to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum ThreadState {
@@ -236,8 +236,8 @@ impl DriverLock {
         }
     }
 
-    /// Wait at most `timeout` and clear the handle when its operation has ended. What this thread has submitted last
-    /// `is_announced`, or this is the wait that [`Self::submitted_by_waiter`] asks for.
+    /// Wait at most `timeout` and clear the handle when its operation has ended. Either the last submission of this
+    /// thread `is_announced`, or this is the wait that [`Self::submitted_by_waiter`] requests.
     pub(super) fn wait(&self, handle: Handle, timeout: Duration, mut is_announced: bool) -> Waited {
         let handles = &self.shared.handles;
         let mut deadline = None;
@@ -256,7 +256,7 @@ impl DriverLock {
             let Some(guard) = guard else {
                 if !is_announced {
                     drop(table);
-                    // Whoever has the lock sees what was submitted, or sleeps and is woken.
+                    // The holder of the lock polls the submission, or sleeps and is woken.
                     self.shared.notifier.notify();
                     is_announced = true;
                 } else if !handles.sleep(table, deadline) {
@@ -379,7 +379,7 @@ impl DriverLock {
                 }
                 self.leave(guard);
             }
-            // Whoever has it sees what was published, or sleeps and is woken.
+            // The holder of the lock polls the published data, or sleeps and is woken.
             None => self.shared.notifier.notify(),
         }
     }

@@ -22,14 +22,14 @@ use crate::gpu::LaunchEnd;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handle(pub u64);
 
-/// What a successful operation gives back.
+/// Result of a successful operation.
 #[derive(Debug)]
 pub struct OpResult {
     /// One per tensor: memory and shape where the engine allocated the output; empty where it allocated none.
     pub outputs: Vec<Option<(Buffer, Shape)>>,
     /// Alltoall: rows received from each member.
     pub received_splits: Option<Vec<u64>>,
-    /// What ended, for join and process-set changes.
+    /// Completion of a join or of a change of process sets.
     pub completion: Completion,
     /// On a device: the operation was launched, and its results are there once this has passed.
     pub end: Option<Arc<dyn LaunchEnd>>,
@@ -48,15 +48,15 @@ impl OpResult {
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// What the caller wants back from whoever waits for the operation; the engine never looks at it.
+/// Object that the caller gets back from the wait for the operation; opaque to the engine.
 pub type Kept = Arc<dyn Any + Send + Sync>;
 
-/// What is called with the result of an operation.
+/// Function that is called with the result of an operation.
 pub type Callback = Box<dyn FnOnce(Result<OpResult, Error>) + Send>;
 
-/// To whom the end of an operation is delivered.
+/// Receiver of the end of an operation.
 pub(crate) enum Delivery {
-    /// Whoever waits for the handle, who gets back what was kept.
+    /// The waiter of the handle, who gets back the kept object.
     ToWaiter(Option<Kept>),
     /// A callback, run by the callback thread.
     ToCallback(Callback),
@@ -71,8 +71,8 @@ pub fn in_callback() -> bool {
     IN_CALLBACK.get()
 }
 
-/// Make a call on this thread. What it submits is not waited for in turn, so however long a chain of operations is of
-/// which each one's end submits the next, calls do not nest ever deeper.
+/// Calls `callback` on this thread. A callback never waits for its own submissions. So calls do not nest ever deeper,
+/// however long a chain is of operations whose ends submit the next.
 pub(crate) fn call_here(callback: impl FnOnce()) {
     let outer = IN_CALLBACK.replace(true);
     if catch_unwind(AssertUnwindSafe(callback)).is_err() {
@@ -304,7 +304,7 @@ impl Handles {
         };
         let end = result.as_ref().ok().and_then(|result| result.end.clone());
         drop(table);
-        // Who waits for what has failed on the device is to hear of it.
+        // A failure on the device counts as an end: the waiter then gets the error.
         Some(end.is_none_or(|end| end.has_passed().unwrap_or(true)))
     }
 
@@ -435,7 +435,7 @@ pub enum Waited {
     Ended {
         /// How.
         result: Result<OpResult, Error>,
-        /// What was to be kept until now.
+        /// The object kept until now.
         kept: Option<Kept>,
     },
 }

@@ -28,12 +28,12 @@ const QUESTIONS_MAX: usize = 4;
 const OUTBOX_MAX: usize = 256;
 const NS_PER_MS: u64 = 1_000_000;
 
-/// What one rank does about stalls.
+/// Stall inspection of one rank.
 pub(super) struct Inspection {
     me: Rank,
     /// On rank 0, unless switched off.
     leader: Option<Leader>,
-    /// On rank 0: who waits softly.
+    /// On rank 0: ranks with soft waits.
     soft: Option<SoftWatch>,
     /// Since when this rank has waited softly as rank 0 was told, and whether it is to be told now.
     told_soft: Option<u64>,
@@ -47,7 +47,7 @@ pub(super) struct Inspection {
     outbox: VecDeque<(Rank, Vec<u8>)>,
 }
 
-/// What the driver knows beside its GPU.
+/// The driver's state beside its GPU.
 pub(super) struct Surroundings {
     /// All ranks have agreed to stop: nobody answers any more.
     pub(super) stopped: bool,
@@ -62,7 +62,7 @@ pub(super) struct InHand<'a> {
     pub(super) names: &'a dyn Fn() -> Vec<Key>,
 }
 
-/// What is known of GPUs that do not end something.
+/// State of GPUs whose work does not end.
 pub(super) enum GpuNews {
     None,
     /// Something waits to be sent.
@@ -432,7 +432,7 @@ impl Inspection {
             match relay.send(control, to, &bytes) {
                 Ok(true) => sent = true,
                 Ok(false) => self.outbox.push_back((to, bytes)),
-                // Who is gone is noticed elsewhere.
+                // The driver notices a lost peer elsewhere.
                 Err(e) => tracing::debug!("stall: {e}"),
             }
         }

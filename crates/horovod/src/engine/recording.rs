@@ -25,14 +25,14 @@ pub(super) struct Recording {
     catalog: Catalog,
 }
 
-/// What is recorded of an execution that has begun.
+/// Record of an execution that has begun.
 pub(super) struct Recorded {
     session: u64,
     /// `None` if there was no room to tell what a number means.
     items: Option<Items>,
     ordered: Nanos,
     begin: Instant,
-    /// What was carried out before a device's last part.
+    /// Parts carried out before a device's last part.
     parts: Vec<Part>,
 }
 
@@ -55,7 +55,7 @@ impl Recorded {
     }
 }
 
-/// Who has carried out an execution.
+/// The performer of an execution.
 pub(super) enum By<'a> {
     /// The host's data plane, in these stages.
     Host(&'a Stages),
@@ -233,7 +233,7 @@ impl Recording {
             match relay.send(control, to, &bytes) {
                 Ok(true) => sent = true,
                 Ok(false) => self.timeline.put_back(to, bytes),
-                // Who is gone is noticed elsewhere; here only events are missing.
+                // The driver notices a lost peer elsewhere; here only events are missing.
                 Err(e) => tracing::debug!("timeline: {e}"),
             }
         }

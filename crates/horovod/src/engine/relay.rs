@@ -14,14 +14,14 @@ use horovod_transport::{Control, LinkError};
 const RELAYED_BYTES_MAX: usize = 4 << 20;
 /// Messages that wait before any is thrown away.
 const RELAYED_MESSAGES_MAX: usize = 1 << 16;
-/// What an envelope takes in front of a message: sender and addressee.
+/// Bytes of an envelope before a message: sender and addressee.
 const ENVELOPE: usize = 8;
 
 /// The post office of one rank.
 pub(super) struct Relay {
     me: Rank,
     tree: Tree,
-    /// What could not be passed on yet, in envelopes, by the neighbour that is next.
+    /// Messages that could not be forwarded yet, in envelopes, by the next neighbour on their path.
     waiting: BTreeMap<Rank, VecDeque<Vec<u8>>>,
     messages: usize,
     bytes: usize,
@@ -90,7 +90,7 @@ impl Relay {
             MessageKind::Other => {}
         }
         let busy = self.waiting.contains_key(&next);
-        // Who is gone is noticed elsewhere; here only events are missing.
+        // The driver notices a lost peer elsewhere; here only events are missing.
         if busy || matches!(control.send_out_of_band(next, [bytes, &[]]), Ok(false)) {
             self.keep(next, bytes);
         }

@@ -78,11 +78,11 @@ impl<'a> Submission<'a> {
         self
     }
 
-    /// With who allocates the outputs that are [`Output::Allocate`], instead of the engine; called as of
-    /// [`Self::calling`]. Other operations than allgather, alltoall and reducescatter have none.
+    /// `allocator` allocates the outputs of kind [`Output::Allocate`], instead of the engine; the callback thread calls
+    /// it, as of [`Self::calling`]. Only allgather, alltoall and reducescatter use it.
     ///
     /// # Safety
-    /// What the allocator returns is as [`Allocator`] says.
+    /// The allocator's memory is as [`Allocator`] requires.
     ///
     /// [`Output::Allocate`]: crate::Output::Allocate
     #[must_use]
@@ -271,7 +271,7 @@ impl Engine {
 
     pub(super) fn wait_as(&self, handle: Handle, timeout: Duration, wait: Wait) -> Waited {
         let timeline = &self.shared.timeline;
-        // What has ended already is not waited for.
+        // A wait for an operation that has ended is not recorded.
         if !timeline.is_on() || self.shared.handles.poll(handle) != Some(false) {
             return self.wait_unrecorded(handle, timeout, wait);
         }

@@ -142,7 +142,7 @@ fn same_names(_: usize, i: usize) -> Option<String> {
     Some(format!("gradient.{i}"))
 }
 
-/// What was tried for one parameter.
+/// Values tried for one parameter.
 fn values<'a>(header: &[String], rows: &'a [Vec<String>], column: &str) -> BTreeSet<&'a str> {
     let index = header.iter().position(|name| name == column);
     let index = index.expect(column);

@@ -247,9 +247,9 @@ fn who_waits_for_the_end_makes_the_call() {
 }
 
 /// Tells which thread is done with an operation's tensors.
-struct ToldWhenDropped(mpsc::Sender<ThreadId>);
+struct SendsWhenDropped(mpsc::Sender<ThreadId>);
 
-impl Drop for ToldWhenDropped {
+impl Drop for SendsWhenDropped {
     fn drop(&mut self) {
         // Nobody listens any more after a failure.
         let _ = self.0.send(std::thread::current().id());
@@ -269,7 +269,7 @@ fn who_comes_last_and_waits_carries_the_operation_out() {
                 std::thread::yield_now();
             }
             let (done, thread) = mpsc::channel();
-            let owner = Arc::new(ToldWhenDropped(done));
+            let owner = Arc::new(SendsWhenDropped(done));
             let tensors = row(1.0, &SUM).kept_by(owner).into();
             let submission = Submission::new("last", None, SUM, ProcessSetId::GLOBAL, tensors);
             if rank == 1 {

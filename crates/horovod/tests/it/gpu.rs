@@ -69,7 +69,7 @@ fn encode(dtype: DType, value: u8) -> Vec<u8> {
     }
 }
 
-/// What came out: bytes and shape of each tensor, and an alltoall's splits.
+/// Results: bytes and shape of each tensor, and an alltoall's splits.
 type Outcome = (Vec<(Vec<u8>, Vec<u64>)>, Option<Vec<u64>>);
 
 fn on_host(on: &OnRank<'_>, case: &Case) -> Result<Outcome, Error> {

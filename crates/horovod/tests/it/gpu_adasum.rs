@@ -103,7 +103,7 @@ fn adasum(mut vectors: Vec<Vec<f64>>) -> Vec<f64> {
     vectors.remove(0)
 }
 
-/// What is combined: the sums of these ranks, each divided by its number.
+/// Expected result: the combined sums of these ranks, each sum divided by its number.
 fn expected(groups: &[(Vec<usize>, usize)], tensor: usize) -> Vec<f64> {
     let vectors = groups.iter().map(|(ranks, divisor)| {
         let sum = |i: usize| {

@@ -67,7 +67,7 @@ fn sums_until_an_error(
             errors.iter().any(|error| error.contains(expected)),
             "{errors:?}"
         );
-        // Who has failed is named on both, by number; but by its own call, if that is what failed.
+        // Both ranks name the failed rank by its number, or the failed call if it was their own.
         let is_named = |error: &String| error.contains("rank ") || error.contains(expected);
         assert!(errors.iter().all(is_named), "{errors:?}");
     });

@@ -61,7 +61,7 @@ struct Span<'a> {
 }
 
 impl Events {
-    /// What is on the tracks of a rank, by category; in the order of the file.
+    /// Spans on the tracks of a rank, by category; in the order of the file.
     fn of_rank(&self, rank: usize, category: &str) -> Vec<Span<'_>> {
         let pid = RANK_PIDS + rank as u64;
         let is_here = |event: &&Value| event["pid"] == pid;

@@ -90,7 +90,8 @@ fn work(engine: &Engine, ranks: usize, rank: usize, thread: usize) {
             .collect();
         let mut pending = Vec::new();
         for (i, tensor) in tensors.iter_mut().enumerate() {
-            // What is scaled before it is combined must be so once, however often its thread leaves.
+            // Tensors that are scaled before they are combined must be scaled once, however often their thread suspends
+            // the operation.
             let how = [(ReduceOp::Sum, 1.0), (ReduceOp::Max, 2.0)][i % 2];
             let name = format!("{thread}.{i}");
             let handle = submit_scaled(engine, &name, tensor, how).expect("is accepted");

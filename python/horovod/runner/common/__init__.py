@@ -1,1 +1,1 @@
-"""What launchers and integrations share."""
+"""Common to launchers and integrations."""

@@ -1,1 +1,1 @@
-"""What scripts import of the original's elastic launcher that means something here; the launcher is `horovodrun`."""
+"""Names of the original's elastic launcher that have a meaning here; the launcher is `horovodrun`."""

@@ -22,7 +22,7 @@ class HostDiscovery:
 
 
 class HostDiscoveryScript(HostDiscovery):
-    """What a script prints: a line `name` or `name:slots` per host.
+    """The output of a script: a line `name` or `name:slots` per host.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class FixedHosts(HostDiscovery):
         self._host_slots = dict(host_slots)
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """What was given."""
+        """The given hosts."""
         return self._host_slots
 
     def set(self, host_slots: Mapping[str, int]) -> None:

@@ -1,1 +1,1 @@
-"""What launchers of others import from here."""
+"""Names that other launchers import from here."""

@@ -10,7 +10,7 @@ from horovod.spark._broadcast import Call
 
 
 class Backend:
-    """What an estimator asks of the thing that starts its ranks."""
+    """An estimator's interface to the starter of its ranks."""
 
     def run(
         self,

@@ -127,7 +127,7 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator):
         val_rows: int,
         dataset_idx: int | None,
     ) -> Job:
-        """What ranks are told; TypeError if a value cannot be sent."""
+        """The job for the ranks; TypeError if a value cannot be sent."""
         require_picklable(type(self).__name__, values)
         return Job(
             values=values,

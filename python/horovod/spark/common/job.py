@@ -1,4 +1,4 @@
-"""What an estimator tells its ranks, and how they read their rows, for all frameworks."""
+"""An estimator's job for its ranks, and their access to the rows, for all frameworks."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class TableOfParams(Params):
         return self
 
     def value_of(self, name: str) -> Any:
-        """What a parameter is set to, or its default."""
+        """The value of a parameter, or its default."""
         return self.getOrDefault(self.getParam(name))
 
     if TYPE_CHECKING:
@@ -139,7 +139,7 @@ _CHECKS = {
 
 
 class EstimatorParams(TableOfParams):
-    """What the estimators of all frameworks have."""
+    """Parameters of the estimators of all frameworks."""
 
     PARAMS: ClassVar[dict[str, Any]] = {
         "num_proc": None,
@@ -185,7 +185,7 @@ class EstimatorParams(TableOfParams):
 
 
 class ModelParams(TableOfParams):
-    """What the models of all frameworks have."""
+    """Parameters of the models of all frameworks."""
 
     PARAMS: ClassVar[dict[str, Any]] = {
         "history": None,

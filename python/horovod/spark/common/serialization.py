@@ -43,7 +43,7 @@ def require_picklable(what: str, values: dict[str, Any]) -> None:
 
 
 def _for_metadata(session: Any) -> Any:
-    """What Spark's functions for metadata take: before Spark 4 the context, which sessions of Spark Connect lack."""
+    """Argument of Spark's functions for metadata: before Spark 4 the context, which sessions of Spark Connect lack."""
     return session if int(pyspark.__version__.partition(".")[0]) >= 4 else session.sparkContext
 
 

@@ -24,7 +24,7 @@ _MISSING_DRIVER = (
 
 
 class Store:
-    """What every store offers; `Store.create` chooses a class by the prefix of a path."""
+    """Interface of every store; `Store.create` chooses a class by the prefix of a path."""
 
     @staticmethod
     def create(prefix_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Store:
@@ -262,7 +262,7 @@ class AbstractFilesystemStore(Store):
         return sync
 
     def to_remote(self, run_id: str, dataset_idx: int | None) -> SimpleNamespace:
-        """What workers need of this store."""
+        """The workers' view of this store."""
         return SimpleNamespace(
             train_data_path=self.get_train_data_path(dataset_idx),
             val_data_path=self.get_val_data_path(dataset_idx),

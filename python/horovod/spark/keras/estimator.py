@@ -49,7 +49,7 @@ class KerasEstimator(_KerasParams, HorovodEstimator):
     Parameters
     ----------
     model, optimizer
-        What to train, and with which optimizer; default that of the compiled model.
+        Model to train, and its optimizer; default that of the compiled model.
     loss
         A name, function or object of Keras, or a list of them, one per label column.
     feature_cols, label_cols, sample_weight_col

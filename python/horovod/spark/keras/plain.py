@@ -113,7 +113,7 @@ def plain_losses(losses: Any) -> Any:
 
 
 def load_losses(plain: Any) -> Any:
-    """What `plain_losses` was given."""
+    """The argument of `plain_losses`."""
     if isinstance(plain, list):
         return [load_losses(loss) for loss in plain]
     return plain.load() if isinstance(plain, PlainLoss) else plain

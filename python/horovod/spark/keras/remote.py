@@ -1,4 +1,4 @@
-"""What a rank does to train a Keras model for an estimator."""
+"""A rank's training of a Keras model for an estimator."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class _Checkpoint(keras.callbacks.Callback):
         self._at_batches = getattr(inner, "save_freq", "epoch") != "epoch"
 
     def content(self) -> bytes | None:
-        """What was saved last."""
+        """The content saved last."""
         if not os.path.exists(self._path):
             return None
         with open(self._path, "rb") as file:

@@ -1,4 +1,4 @@
-"""What a rank does to train a Lightning module for an estimator."""
+"""A rank's training of a Lightning module for an estimator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank in a Spark task may ask of it."""
+"""Functions for a rank about its Spark task."""
 
 import os
 

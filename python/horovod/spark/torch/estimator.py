@@ -57,7 +57,7 @@ class TorchEstimator(HorovodEstimator):
     Parameters
     ----------
     model, optimizer
-        What to train, and an optimizer of its parameters.
+        Model to train, and an optimizer of its parameters.
     loss
         A function of output and label, or a list of them, one per label column; or `loss_constructors`.
     feature_cols, label_cols, sample_weight_col

@@ -1,4 +1,4 @@
-"""What a rank does to train a PyTorch model for an estimator."""
+"""A rank's training of a PyTorch model for an estimator."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class _Training:
         self.steps = values["train_steps_per_epoch"] or max(1, job.train_rows // per_rank)
 
     def _names(self) -> dict[str, Any]:
-        """What a constructor of a loss gets as keywords."""
+        """Keywords for a constructor of a loss."""
         return {"model": self.model, "optimizer": self.optimizer, **self.values}
 
     @staticmethod
@@ -198,7 +198,7 @@ class _Training:
                 several, labels = self._outputs(self.model(*inputs), labels)
                 loss = self._loss(several, labels, weights)
                 (loss / self.passes).backward()
-                # What is left at the end of an epoch makes a step, too.
+                # The remaining batches at the end of an epoch make a step, too.
                 if (number + 1) % self.passes == 0 or number + 1 == self.steps:
                     self.optimizer.step()
                     self.optimizer.zero_grad()

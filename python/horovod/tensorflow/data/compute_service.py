@@ -30,7 +30,7 @@ _HEARTBEAT_MS = 1000
 
 @dataclasses.dataclass(frozen=True)
 class TfDataServiceConfig:
-    """What a training job has to know of a compute job."""
+    """A training job's description of a compute job."""
 
     dispatchers: int
     """How many dispatchers there are: 1, or one for each training rank."""
@@ -63,7 +63,7 @@ class TfDataServiceConfig:
 
     @staticmethod
     def from_dict(config: Mapping[str, Any]) -> "TfDataServiceConfig":
-        """What `to_dict` gave."""
+        """The inverse of `to_dict`."""
         values = dict(config)
         values["key"] = bytes.fromhex(values["key"])
         values["addresses"] = {

@@ -226,7 +226,7 @@ def load_model(
     Parameters
     ----------
     filepath
-        What `model.save` has written, with this package or without.
+        File that `model.save` has written, with this package or without.
     custom_optimizers
         Classes of optimizers that are not Keras's own.
     custom_objects

@@ -200,7 +200,7 @@ def test_each_call_comes_after_the_one_before():
     made, taken, counts, lines = calls_in(lowered.as_text())
     names = [re.search(r'name = "([\w ]+)"', line)[1] for line in lines]
     assert names == ["pair", "loss", "of the loss", "rows", "sent"]
-    # What takes a result of the one before already needs nothing more.
+    # A call that takes a result of the previous call needs no extra operand.
     assert counts == [None, 1, None, 1, 1]
     orders = [values[-1] for values, count in zip(taken, counts, strict=True) if count]
     assert orders == [made[0], made[2], made[3]]

@@ -26,7 +26,7 @@ _BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 10: 2, 11: 4, 12: 8, 15: 8, 16: 2,
 # As XLA's, which makes a GPU's calls one after the other. The CPU's go on wherever something has ended.
 _thread = ThreadPoolExecutor(1)
 _kept: list[Any] = []
-# What would be lost in a function that C calls.
+# Exceptions that would be lost in a function that C calls.
 _problems: list[BaseException] = []
 _count = 0
 

@@ -1,4 +1,4 @@
-//! What the tests share: a device that is set up, streams, events, what the double saw.
+//! Common to the tests: a device that is set up, streams, events, violations that the double found.
 #![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
 
 pub(crate) mod ranks;
@@ -118,7 +118,7 @@ pub(crate) fn event() -> Handle {
     event
 }
 
-/// What `later` holds from now on comes after what `earlier` holds now.
+/// Orders all later work of `later` after the work submitted to `earlier` so far.
 pub(crate) fn order(earlier: Handle, later: Handle) {
     let event = event();
     // SAFETY: handles that exist.

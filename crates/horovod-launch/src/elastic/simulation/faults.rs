@@ -18,7 +18,7 @@ impl World {
                 }
             }
             let why = "connection lost".to_owned();
-            self.tell(Event::HostLost { host, why, code: 1 });
+            self.feed(Event::HostLost { host, why, code: 1 });
             if broke {
                 self.break_round();
             }
@@ -71,6 +71,6 @@ impl World {
             self.hosts.insert(name, slots);
         }
         let listed = self.hosts.iter().map(|(h, n)| (h.clone(), *n)).collect();
-        self.tell(Event::Hosts(listed));
+        self.feed(Event::Hosts(listed));
     }
 }

@@ -169,7 +169,7 @@ impl Run {
         });
     }
 
-    /// What follows `text` up to the end of the line where it was printed.
+    /// The text after `text` up to the end of the line where it was printed.
     #[track_caller]
     pub(crate) fn after(&self, text: &str) -> String {
         let mut found = String::new();

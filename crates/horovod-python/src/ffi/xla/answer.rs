@@ -168,7 +168,7 @@ impl Future {
         self.1
     }
 
-    /// What waits for it goes on, perhaps on this thread.
+    /// Completes the future; its waiters may resume on this thread.
     pub(super) fn complete(self, outcome: Result<(), Error>) {
         let Self(xla, future) = self;
         let refused = match outcome {

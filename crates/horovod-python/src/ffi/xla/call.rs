@@ -20,7 +20,7 @@ const TOKEN: c_int = 17;
 const C64: c_int = 15;
 const C128: c_int = 18;
 
-/// What the attributes of a call say; those that are absent have their defaults, unknown ones are refused.
+/// Attributes of a call. Absent attributes have their defaults, unknown ones are refused.
 #[derive(Debug, PartialEq)]
 pub(super) struct Attributes<'a> {
     pub(super) name: &'a str,

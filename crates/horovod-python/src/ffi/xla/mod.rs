@@ -359,7 +359,7 @@ fn name_at(name: &str, call_site: i64) -> Cow<'_, str> {
     Cow::Owned(format!("{name}@{}", call_site.cast_unsigned()))
 }
 
-/// What is wrong with a name that several calls of one program have, and the cure.
+/// Error text for a name that several calls of one program have, with the cure.
 const SEVERAL_PLACES: &str = "stands at several places of one compiled program, which XLA may run in any order, so the \
     ranks could mix up their values: this is so when a function with its own jit (or the body of a scan) that has the \
     call in it is used more than once. Set HOROVOD_JAX_ORDERED_CALLS=1 (a function with its own jit must not be called \

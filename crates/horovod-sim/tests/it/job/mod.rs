@@ -11,9 +11,9 @@ pub(crate) struct Job {
     pub(crate) now: u64,
     pub(crate) up: Vec<VecDeque<ToCoordinator>>,
     pub(crate) down: Vec<VecDeque<ToWorker>>,
-    /// What each worker was told to do, `Send` apart.
+    /// Actions of each worker except `Send`.
     pub(crate) done: Vec<Vec<WorkerAction>>,
-    /// What the coordinator had to say, `Send` apart.
+    /// Actions of the coordinator except `Send`.
     pub(crate) notes: Vec<CoordinatorAction>,
     next_entry: u64,
 }

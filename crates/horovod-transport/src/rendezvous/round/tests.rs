@@ -44,9 +44,9 @@ fn a_round_goes_from_hello_to_up_and_a_second_one_is_the_next_generation() {
         assert_eq!(m.hello(client + 1, 1, 2, registration(1), by), []);
         let roster = m.hello(client, 0, 2, registration(2), by);
         assert_eq!(roster.len(), 2);
-        for told in roster {
-            match told {
-                Do::Tell(
+        for action in roster {
+            match action {
+                Do::Send(
                     _,
                     ToClient::Roster {
                         generation: g,
@@ -68,7 +68,7 @@ fn a_round_goes_from_hello_to_up_and_a_second_one_is_the_next_generation() {
     }
 }
 
-fn told(rank: u32) -> Unreached {
+fn report(rank: u32) -> Unreached {
     let goal = Goal::Peer {
         rank: Rank(0),
         host: "h1".into(),
@@ -79,7 +79,7 @@ fn told(rank: u32) -> Unreached {
 fn aborted(todo: &[Do]) -> Vec<ClientId> {
     let aborted = todo.iter().filter_map(|item| match item {
         Do::Dismiss(client, ToClient::Aborted { .. })
-        | Do::Tell(client, ToClient::Aborted { .. }) => Some(*client),
+        | Do::Send(client, ToClient::Aborted { .. }) => Some(*client),
         _ => None,
     });
     aborted.collect()
@@ -90,7 +90,7 @@ fn one_cause_reaches_those_that_wait_now_or_come_later_once() {
     let (mut m, by) = rounds(3);
     let now = Instant::now();
     m.hello(10, 0, 3, registration(2), by);
-    m.unreached_by_agent(told(2), now);
+    m.unreached_by_agent(report(2), now);
     assert!(m.deadline().is_some_and(|at| at <= now + COLLECT));
     assert_eq!(aborted(&m.timeout(now)), []);
     assert_eq!(aborted(&m.timeout(now + COLLECT)), [10]);
@@ -110,16 +110,16 @@ fn a_rank_that_tells_late_hears_the_cause_that_the_others_have() {
     let (mut m, by) = rounds(4);
     let now = Instant::now();
     m.hello(10, 0, 4, registration(2), by);
-    assert_eq!(m.unreached_by_agent(told(2), now), []);
+    assert_eq!(m.unreached_by_agent(report(2), now), []);
     let settled = m.timeout(now + COLLECT);
     let Some(Do::Report(first)) = settled.get(1) else {
         panic!("{settled:?}");
     };
-    let again = m.unreached_by_agent(told(3), now + COLLECT);
+    let again = m.unreached_by_agent(report(3), now + COLLECT);
     assert_eq!(again, [Do::Report(first.clone())]);
     assert_eq!(m.deadline(), None);
     // Once; then it tries anew.
-    assert_eq!(m.unreached_by_agent(told(3), now), []);
+    assert_eq!(m.unreached_by_agent(report(3), now), []);
     assert!(m.deadline().is_some());
 }
 
@@ -132,9 +132,9 @@ fn a_rank_that_cannot_make_its_links_and_tells_so_late_starts_no_second_cause() 
     }
     m.ready(10, Where::default());
     m.ready(11, Where::default());
-    m.unreached(11, told(1), now);
+    m.unreached(11, report(1), now);
     assert_eq!(aborted(&m.timeout(now + COLLECT)), [10, 11]);
-    m.unreached(10, told(0), now + COLLECT);
+    m.unreached(10, report(0), now + COLLECT);
     assert_eq!(m.deadline(), None);
 }
 
@@ -143,7 +143,7 @@ fn when_all_are_accounted_for_nothing_is_waited_for() {
     let (mut m, by) = rounds(2);
     let now = Instant::now();
     m.hello(10, 0, 2, registration(2), by);
-    m.unreached_by_agent(told(1), now);
+    m.unreached_by_agent(report(1), now);
     assert_eq!(aborted(&m.timeout(now)), [10]);
 }
 
@@ -152,20 +152,20 @@ fn a_copy_of_a_rank_that_is_here_cannot_end_the_job() {
     let (mut m, by) = rounds(2);
     let now = Instant::now();
     m.hello(10, 0, 2, registration(2), by);
-    m.unreached_by_agent(told(0), now);
+    m.unreached_by_agent(report(0), now);
     assert_eq!(m.timeout(now + COLLECT), []);
     m.hello(11, 1, 2, registration(3), by);
-    m.unreached_by_agent(told(1), now);
+    m.unreached_by_agent(report(1), now);
     m.ready(10, Where::default());
     m.ready(11, Where::default());
-    m.unreached_by_agent(told(1), now);
+    m.unreached_by_agent(report(1), now);
     assert_eq!(m.timeout(now + COLLECT), []);
     // The rank itself can: its links are not made yet. The first one has its own already, and learns of a loss.
-    m.unreached(11, told(1), now);
+    m.unreached(11, report(1), now);
     let todo = m.timeout(now + COLLECT);
     assert_eq!(aborted(&todo), [10, 11]);
     let lost = todo.iter().find_map(|item| match item {
-        Do::Tell(
+        Do::Send(
             10,
             ToClient::PeerDied {
                 rank: 1,
@@ -184,7 +184,7 @@ fn a_copy_of_a_rank_that_is_here_cannot_end_the_job() {
     );
     // Once it has left, what the agent tells is true again.
     m.gone(11, "closed");
-    m.unreached_by_agent(told(1), now);
+    m.unreached_by_agent(report(1), now);
     assert!(m.deadline().is_some());
 }
 

@@ -1,4 +1,4 @@
-//! What the integration tests share: a rank with bounded waits.
+//! Common to the integration tests: a rank with bounded waits.
 #![allow(
     dead_code,
     clippy::unwrap_used,

@@ -115,7 +115,7 @@ fn a_single_process_is_no_job() {
     );
     assert_eq!(found(&[("RANK", "0"), ("WORLD_SIZE", "1")]), Ok(None));
     assert_eq!(found(&[("RANK", "captain")]), Ok(None));
-    // What launchers set for a single process, too.
+    // Launchers set these for a single process, too.
     for alone in [
         ("LOCAL_RANK", "0"),
         ("LOCAL_WORLD_SIZE", "1"),
@@ -144,7 +144,7 @@ fn an_operators_rank_and_size_are_a_job() {
     // Without a rendezvous point it is a job all the same: init says what to set.
     check(&pod[..2], "PyTorch", 2, 4, false);
     assert_eq!(found(&pod[..2]).unwrap().unwrap().rank0, None);
-    // What is started inside such a pod counts; a size that a script set for all does not hide Slurm's rank.
+    // A launcher started inside such a pod counts; a size that a script set for all does not hide Slurm's rank.
     let inside = [&pod[..], &OPEN_MPI[..]].concat();
     check(&inside, "Open MPI", 1, 3, true);
     for common in [("WORLD_SIZE", "8"), ("WORLD_SIZE", "1")] {

@@ -16,7 +16,7 @@ use super::{Backend, Failure, Members, OFFER_MAX};
 /// An offer as it is exchanged: whether there is a backend, its length, its bytes.
 const FRAME: usize = 3 + OFFER_MAX;
 
-/// What the members of each set have concluded.
+/// Result of the capability exchange in each set.
 #[derive(Default)]
 pub(in crate::engine) struct Capabilities {
     concluded: BTreeMap<(Device, ProcessSetId), Concluded>,
@@ -25,7 +25,7 @@ pub(in crate::engine) struct Capabilities {
 type Concluded = (Arc<[Rank]>, Result<(), String>);
 
 impl Capabilities {
-    /// What was concluded, if it was; an error is what the operations end with.
+    /// The set's result, if the exchange has taken place; an error is the result of the set's operations.
     pub(in crate::engine) fn of(&self, execution: &Execution) -> Option<&Result<(), String>> {
         let (members, concluded) = self.concluded.get(&(execution.device, execution.set))?;
         (members[..] == execution.members[..]).then_some(concluded)

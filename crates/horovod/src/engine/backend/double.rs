@@ -14,7 +14,7 @@ use super::{
 use crate::engine::handles::OpResult;
 use crate::tensor::Tensor;
 
-/// What connects the devices of a job, and the thread that moves their bytes.
+/// Connection between the devices of a job, with the thread that moves their bytes.
 pub(super) struct Fabric {
     state: Mutex<State>,
     changed: Condvar,
@@ -39,7 +39,7 @@ struct State {
     stubborn: bool,
 }
 
-/// What one rank brings to an execution.
+/// Input of one rank to an execution.
 struct Part {
     rank: Rank,
     members: usize,
@@ -274,7 +274,7 @@ impl Backend for Double {
         let mut state = self.fabric.lock();
         state.gathered.entry(key).or_default().push(part);
         self.fabric.changed.notify_all();
-        Ok(Started::InFlight(Box::new(Flight {
+        Ok(Started::InFlight(Box::new(Launched {
             key,
             rank: self.rank,
             end,
@@ -283,14 +283,14 @@ impl Backend for Double {
     }
 }
 
-struct Flight {
+struct Launched {
     key: (u32, Seq),
     rank: Rank,
     end: Arc<Mutex<Option<Result<Results, Failure>>>>,
     fabric: Arc<Fabric>,
 }
 
-impl InFlight for Flight {
+impl InFlight for Launched {
     fn poll(&mut self) -> Option<Result<Results, Failure>> {
         self.end.lock().unwrap().take()
     }

@@ -38,7 +38,7 @@ pub(in crate::engine) struct Host {
     tuned: Tuned,
     scratch: Scratch,
     segment_scratch: SegmentScratch,
-    /// What an alltoall will receive, between the exchange of the sizes and that of the rows.
+    /// Rows that an alltoall will receive, between the exchange of the sizes and that of the rows.
     sized: Option<(Seq, Vec<Incoming>)>,
 }
 
@@ -376,7 +376,7 @@ pub(in crate::engine) fn bytes_of_all(execution: &Execution) -> usize {
     tensors.map(bytes).fold(0, usize::saturating_add)
 }
 
-/// What an execution is put together in; kept for the memory.
+/// Scratch lists for assembling an execution; kept for their memory.
 #[derive(Default)]
 struct SegmentScratch {
     /// Segments by element type, in the order in which the types first appear: mixed groups run once per type.

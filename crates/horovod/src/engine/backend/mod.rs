@@ -42,7 +42,7 @@ pub(crate) enum Failure {
     Aborted(Aborted),
     /// A link broke under the collective.
     Link { rank: Rank, cause: String },
-    /// What came from this rank is not what it sent.
+    /// The bytes received from this rank differ from those it sent.
     Altered { rank: Rank, what: Arc<str> },
     /// This rank cannot go on because of another one, whose own reason is better if it is told in time.
     Remote(String),
@@ -76,7 +76,7 @@ pub(crate) struct Start<'a> {
     pub(crate) results: &'a mut Results,
 }
 
-/// What Adasum combines.
+/// Operands of Adasum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AdasumScope {
     /// The tensors of all ranks.
@@ -93,17 +93,17 @@ pub(crate) enum Started {
     InFlight(Box<dyn InFlight>),
 }
 
-/// What moves the bytes of executions on one kind of device.
+/// Backend for executions on one kind of device.
 pub(crate) trait Backend: Send {
     /// As in the timeline.
     fn name(&self) -> &'static str;
 
-    /// What this rank tells the other members of a set once, before its first execution on this device: at most
-    /// [`OFFER_MAX`] bytes.
+    /// This rank's offer to the other members of a set, sent once before the set's first execution on this device: at
+    /// most [`OFFER_MAX`] bytes.
     fn offer(&mut self, set: ProcessSetId, members: &[Rank]) -> Vec<u8>;
 
-    /// What follows from the offers of all members. It must follow from nothing else, so that all conclude alike; an
-    /// error is what every operation of the set on this device ends with.
+    /// Concludes from the offers of all members. The conclusion must depend on nothing else, so that all conclude the
+    /// same. An error is the result of every operation of the set on this device.
     fn settle(&mut self, set: ProcessSetId, members: &Members<'_>) -> Result<(), String>;
 
     /// Whether an execution goes through host memory: then [`Self::stage_in`], the host's backend and
@@ -113,8 +113,8 @@ pub(crate) trait Backend: Send {
         false
     }
 
-    /// What an Adasum of tensors on this device combines; an error is what it ends with. It must follow from the execution
-    /// and what was settled alone.
+    /// Scope of an Adasum of tensors on this device; an error is the operation's result. The scope must depend on the
+    /// execution and the settled conclusion alone.
     fn adasum(&self, _: &Execution) -> Result<AdasumScope, String> {
         Ok(AdasumScope::Ranks)
     }
@@ -157,7 +157,7 @@ pub(crate) trait StageIn: Send {
     /// Entries of host memory in place of the execution's, once the bytes are there; why they never will be.
     fn poll(&mut self) -> Option<Result<Vec<Option<Entry>>, Failure>>;
 
-    /// What the device did, after the end of a timed execution.
+    /// The device's stage, after the end of a timed execution.
     fn stage(&self) -> Option<DeviceStage> {
         None
     }
@@ -176,7 +176,7 @@ pub(crate) struct Staged<'a> {
     pub(crate) execution: &'a Execution,
     /// As submitted; by item.
     pub(crate) entries: &'a [Option<Entry>],
-    /// What [`StageIn::poll`] gave in place of these, with the results where tensors have outputs.
+    /// Entries from [`StageIn::poll`] in place of these, with the results where tensors have outputs.
     pub(crate) staged: Vec<Option<Entry>>,
     /// Memory on the device for outputs that are allocated late; as in [`Start`].
     pub(crate) outputs: &'a mut Outputs,
@@ -194,17 +194,17 @@ pub(crate) trait InFlight: Send {
         None
     }
 
-    /// Why it will not end well, as soon as that is known: its tensors may still be in use, for long. Whoever finds out
-    /// notifies.
+    /// The failure, as soon as it is known: the tensors may still be in use, for long. Another thread that finds the
+    /// failure notifies the engine.
     fn failing(&self) -> Option<Failure> {
         None
     }
 
-    /// The end, if it has come: then nothing touches the tensors any more. An end after [`Self::abort`] comes within
-    /// seconds; later its tensors are never given back. Whoever brings it about notifies.
+    /// The end, if it has come: then the backend uses the tensors no more. An end after [`Self::abort`] comes within
+    /// seconds; after a later one its tensors are never released. The thread that ends the work notifies the engine.
     fn poll(&mut self) -> Option<Result<Results, Failure>>;
 
-    /// What the device did, after the end of a timed execution.
+    /// The device's stage, after the end of a timed execution.
     fn stage(&self) -> Option<DeviceStage> {
         None
     }
@@ -274,7 +274,7 @@ impl ChosenGpu {
     }
 }
 
-/// What a backend is made with.
+/// Context for the creation of a backend.
 pub(crate) struct Surroundings<'a> {
     pub(crate) config: &'a Config,
     pub(crate) gpu: Arc<ChosenGpu>,

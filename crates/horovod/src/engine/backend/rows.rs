@@ -6,7 +6,7 @@ use super::Failure;
 use crate::engine::Entry;
 use crate::tensor::Tensor;
 
-/// What this rank sends in an alltoall.
+/// This rank's input to an alltoall.
 pub(super) struct AlltoallInput<'a> {
     pub(super) tensor: &'a Tensor,
     /// For each member.
@@ -62,7 +62,7 @@ pub(super) fn joined_cannot() -> Failure {
     Failure::Local("a rank that has joined was asked for data it cannot stand in for".into())
 }
 
-/// What an allgather brings together from the rows that rank 0 has said each member has.
+/// Result of an allgather: sizes from the rows of each member, which rank 0 has sent.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Gathered {
     /// Of each member.

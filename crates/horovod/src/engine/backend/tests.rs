@@ -116,7 +116,7 @@ impl Round {
         }
     }
 
-    /// What a rank brings to an operation, and what comes of it.
+    /// A rank's input to an operation.
     fn value(rank: usize, i: usize) -> f32 {
         (1 + rank + 3 * i) as f32
     }

@@ -12,7 +12,7 @@ use crate::error::Error;
 
 /// How long a failure that another rank is to blame for waits for that rank's name. Only its neighbours have links to it:
 /// they see these close, which may be after the failure here, give the launcher [`CAUSE_GRACE`], and tell the others then.
-/// Who waited no longer than they do would blame itself, and so would all who hear of it first. Nothing is lost by the wait,
+/// Who waited no longer than they do would blame itself, and so would all who handle_message of it first. Nothing is lost by the wait,
 /// for what failed has ended the work of all.
 const BLAME_GRACE: Duration = Duration::from_secs(2);
 
@@ -20,7 +20,7 @@ impl Pump {
     /// A neighbour has said nothing for too long; the launcher must know, for such a process does not end by itself.
     pub(super) fn give_up_silent(&mut self, rank: Rank, silence: Duration) {
         if self.needs(rank) {
-            self.links.tell_silent(rank);
+            self.links.report_silent(rank);
         }
         let cause = LossCause::Silent {
             seconds: silence.as_secs_f64().round() as u64,
@@ -28,7 +28,8 @@ impl Pump {
         self.note_lost(rank, cause, false);
     }
 
-    /// What came from a rank is not what it sent. Both ends live and say the same: neither is to blame.
+    /// The bytes received from a rank differ from those it sent. Both ranks live and report the same: neither is to
+    /// blame.
     pub(super) fn end_for_altered(&mut self, from: Rank, what: &str) {
         let me = self.links.me();
         let altered = PeerLost {
@@ -45,7 +46,7 @@ impl Pump {
     }
 
     /// A link closed. After a shutdown that is how peers leave, unless something of ours still runs.
-    pub(super) fn note_lost(&mut self, rank: Rank, cause: LossCause, said_goodbye: bool) {
+    pub(super) fn note_lost(&mut self, rank: Rank, cause: LossCause, left_cleanly: bool) {
         if self.membership.is_over() || !self.needs(rank) {
             return;
         }
@@ -54,12 +55,12 @@ impl Pump {
             host: self.links.host_of(rank),
             cause,
         };
-        self.membership.suspect(lost, said_goodbye);
+        self.membership.suspect(lost, left_cleanly);
     }
 
     /// Whether this rank's end matters: always while the job runs, then only for what was agreed before the stop.
     pub(super) fn needs(&self, rank: Rank) -> bool {
-        !self.membership.has_stopped() || self.flights.need(rank) || self.queue.needs(rank)
+        !self.membership.has_stopped() || self.on_device.need(rank) || self.queue.needs(rank)
     }
 
     /// A lost peer ends the generation when the launcher has had its time to say why.
@@ -92,7 +93,7 @@ impl Pump {
         };
         let now = self.shared.now();
         let error = Error::Lost(Box::new(lost.clone()));
-        self.flights.abort(&Aborted(error.to_string().into()));
+        self.on_device.abort(&Aborted(error.to_string().into()));
         self.membership.end(error.clone());
         self.node.lose_peer(now, lost);
         self.shared.lock().worker.report_lost(lost.clone());
@@ -103,7 +104,7 @@ impl Pump {
         }
         let entries = self.shared.lock().remove_all();
         drop(entries);
-        // What is carried out has to let go of its tensors first.
+        // The running execution must release its tensors first.
         self.fail_unused(&error);
         tracing::debug!("generation ended: {lost}");
     }

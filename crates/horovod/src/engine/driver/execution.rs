@@ -6,7 +6,7 @@ use horovod_protocol::{Device, Execution, Op, ReduceOp, Shape};
 use horovod_transport::Aborted;
 
 use super::Driver;
-use super::flights::Flight;
+use super::on_device::DeviceExecution;
 use super::pump::Pump;
 use crate::engine::Entry;
 use crate::engine::allocation::Allocation;
@@ -32,7 +32,7 @@ pub(super) struct ExecutionTask {
     pub(super) received: Vec<Vec<usize>>,
 }
 
-/// What became of the question for memory for outputs.
+/// State of the request for output memory.
 pub(super) enum OutputMemory {
     NotAsked,
     Asked(Arc<Allocation>),
@@ -45,7 +45,7 @@ pub(super) enum OutputMemory {
 pub(super) enum Staging {
     NotBegun,
     Copies(Box<dyn StageIn>),
-    /// What stands for the entries.
+    /// Entries with the copies in place of the tensors.
     Ended(Vec<Option<Entry>>),
     Failed(Failure),
 }
@@ -60,7 +60,7 @@ impl ExecutionTask {
     }
 
     /// Whether it can go on, if it waits for something.
-    fn look(&mut self, is_dead: bool) -> Front {
+    fn poll(&mut self, is_dead: bool) -> NextExecution {
         if let OutputMemory::Asked(allocation) = &self.memory
             && let Some(outcome) = allocation.poll()
         {
@@ -69,7 +69,7 @@ impl ExecutionTask {
                 Err(why) => OutputMemory::Refused(why),
             };
         }
-        // What has no future must not begin to read tensors that are given back soon.
+        // Never start an execution of a generation that is ending: its tensors are about to be released.
         if let Staging::Copies(copies) = &mut self.staging
             && !is_dead
             && let Some(outcome) = copies.poll()
@@ -83,11 +83,13 @@ impl ExecutionTask {
             };
         }
         match (&self.memory, &self.staging) {
-            (OutputMemory::Refused(why), _) => Front::Fails(Failure::Local(why.clone())),
-            (_, Staging::Failed(failure)) => Front::Fails(failure.clone()),
-            // What has no future ends.
-            (OutputMemory::Asked(_), _) | (_, Staging::Copies(_)) if !is_dead => Front::Waits,
-            _ => Front::Runs,
+            (OutputMemory::Refused(why), _) => NextExecution::Fails(Failure::Local(why.clone())),
+            (_, Staging::Failed(failure)) => NextExecution::Fails(failure.clone()),
+            // An execution of a generation that is ending is not waited for.
+            (OutputMemory::Asked(_), _) | (_, Staging::Copies(_)) if !is_dead => {
+                NextExecution::Waits
+            }
+            _ => NextExecution::Runs,
         }
     }
 
@@ -97,8 +99,8 @@ impl ExecutionTask {
     }
 }
 
-/// What is next in the total order.
-pub(super) enum Front {
+/// State of the next execution in the total order.
+pub(super) enum NextExecution {
     Nothing,
     /// It cannot begin yet: bytes of a tensor, or memory, are not there.
     Waits,
@@ -110,38 +112,38 @@ pub(super) enum Front {
 
 impl Driver {
     /// Look whether what is next can begin.
-    pub(super) fn front(&mut self) -> Front {
-        let front = self.look_at_front();
-        self.looks_in_vain = match front {
-            Front::Waits => self.looks_in_vain.saturating_add(1),
+    pub(super) fn next_execution(&mut self) -> NextExecution {
+        let next_execution = self.poll_next();
+        self.idle_polls = match next_execution {
+            NextExecution::Waits => self.idle_polls.saturating_add(1),
             _ => 0,
         };
-        front
+        next_execution
     }
 
-    fn look_at_front(&mut self) -> Front {
-        if let Some(task) = &mut self.parked {
-            return task.look(self.pump.membership.is_over());
+    fn poll_next(&mut self) -> NextExecution {
+        if let Some(task) = &mut self.suspended {
+            return task.poll(self.pump.membership.is_over());
         }
         self.forget_removed_sets();
         let Some(execution) = self.pump.queue.front() else {
-            return Front::Nothing;
+            return NextExecution::Nothing;
         };
-        if self.pump.flights.is_full() {
-            return Front::Waits;
+        if self.pump.on_device.is_full() {
+            return NextExecution::Waits;
         }
         if !self.pump.queue.has_ready_events() {
-            return Front::Runs;
+            return NextExecution::Runs;
         }
         match self.pump.shared.lock().poll_events(&execution.items) {
-            Ok(true) => Front::Runs,
-            Ok(false) => Front::Waits,
-            Err(cause) => Front::Fails(Failure::Local(cause)),
+            Ok(true) => NextExecution::Runs,
+            Ok(false) => NextExecution::Waits,
+            Err(cause) => NextExecution::Fails(Failure::Local(cause)),
         }
     }
 
-    /// What the members of a removed set have agreed on ends at its place in the order: on every rank, for those who come
-    /// under its id are others, or agree anew.
+    /// Forgets the agreement of a removed set's members, at the removal's place in the order. That place is the same on
+    /// every rank: later members under the set's id are others, or agree anew.
     fn forget_removed_sets(&mut self) {
         while let Some(set) = self.pump.queue.next_removed_set() {
             self.capabilities.forget(set);
@@ -153,8 +155,8 @@ impl Driver {
 
     /// Whether a thread may carry out what is next that must be able to leave.
     pub(super) fn next_may_pause(&mut self) -> bool {
-        if let Some(task) = &self.parked {
-            // What has waited for memory, or for copies of its tensors, runs to its end.
+        if let Some(task) = &self.suspended {
+            // An execution that has waited for memory, or for copies of its tensors, runs to its end.
             return matches!(task.memory, OutputMemory::NotAsked)
                 && matches!(task.staging, Staging::NotBegun);
         }
@@ -173,8 +175,8 @@ impl Driver {
     }
 
     pub(super) fn next_task(&mut self) -> Option<ExecutionTask> {
-        if self.parked.is_some() {
-            return self.parked.take();
+        if self.suspended.is_some() {
+            return self.suspended.take();
         }
         let execution = self.pump.queue.pop()?;
         self.host
@@ -199,29 +201,29 @@ impl Driver {
         let result = self.start(&mut task);
         if self.pump.interruption.take() && result.is_err() {
             self.host.rewind();
-            self.parked = Some(task);
+            self.suspended = Some(task);
             return;
         }
         match result {
             Ok(Outcome::Ended) => self.complete(task),
             Ok(Outcome::Asked(allocation)) => {
                 task.memory = OutputMemory::Asked(allocation);
-                self.parked = Some(task);
+                self.suspended = Some(task);
             }
             Ok(Outcome::Copies(copies)) => {
                 task.staging = Staging::Copies(copies);
-                self.parked = Some(task);
+                self.suspended = Some(task);
             }
             Ok(Outcome::InFlight(execution, backend)) => {
                 self.pump.queue.ended();
-                let flight = Flight {
+                let launched = DeviceExecution {
                     task,
                     execution,
                     backend,
                     output_shapes: None,
                 };
-                self.pump.flights.push(flight);
-                self.pump.tell_in_flight();
+                self.pump.on_device.push(launched);
+                self.pump.publish_in_flight();
             }
             Err(failure) => self.give_up(task, failure),
         }
@@ -380,8 +382,8 @@ impl Driver {
     }
 
     fn next(&self) -> Option<&Execution> {
-        let parked = self.parked.as_ref().map(|task| &task.execution);
-        parked.or(self.pump.queue.front())
+        let suspended = self.suspended.as_ref().map(|task| &task.execution);
+        suspended.or(self.pump.queue.front())
     }
 
     pub(super) fn next_is_small(&self) -> bool {
@@ -461,7 +463,7 @@ impl Pump {
     /// Every handle ends with this but those of executions that may still touch their tensors.
     pub(super) fn fail_unused(&self, error: &Error) {
         if !self.queue.is_running() {
-            let in_use = |handle| self.flights.uses(handle);
+            let in_use = |handle| self.on_device.uses(handle);
             self.shared.handles.fail_pending(error, in_use);
         }
     }

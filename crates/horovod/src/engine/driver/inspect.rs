@@ -48,7 +48,7 @@ impl Pump {
 
     /// Whether an execution was started and has not ended.
     pub(super) fn carries_out(&self) -> bool {
-        self.queue.is_running() || !self.flights.is_empty()
+        self.queue.is_running() || !self.on_device.is_empty()
     }
 
     /// The same, or it is about to be.
@@ -73,7 +73,7 @@ impl Pump {
             control,
             InHand {
                 running: running.flatten(),
-                names: &|| self.queue.names(self.flights.executions()),
+                names: &|| self.queue.names(self.on_device.executions()),
             },
         );
         let Some(found) = found else { return sent };

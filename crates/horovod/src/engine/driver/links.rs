@@ -33,8 +33,8 @@ pub(super) struct Links {
     relay: Relay,
     frame: Vec<u8>,
     /// The last messages; the next are read into their memory.
-    heard_from_below: ToCoordinator,
-    heard_from_above: ToWorker,
+    from_children: ToCoordinator,
+    from_parent: ToWorker,
     spare_responses: Vec<Arc<Response>>,
 }
 
@@ -59,8 +59,8 @@ impl Links {
             heartbeat,
             waiter,
             frame: Vec::new(),
-            heard_from_below: ToCoordinator::empty(),
-            heard_from_above: ToWorker::empty(),
+            from_children: ToCoordinator::empty(),
+            from_parent: ToWorker::empty(),
             spare_responses: Vec::new(),
         }
     }
@@ -116,15 +116,15 @@ impl Links {
 
     /// Reads what the parent has said.
     pub(super) fn read_from_above(&mut self, bytes: &[u8]) -> Result<&ToWorker, DecodeError> {
-        let message = &mut self.heard_from_above;
+        let message = &mut self.from_parent;
         message.decode_with(bytes, &mut self.spare_responses)?;
         Ok(message)
     }
 
     /// Reads what a child has said.
     pub(super) fn read_from_below(&mut self, bytes: &[u8]) -> Result<&ToCoordinator, DecodeError> {
-        self.heard_from_below.decode_from(bytes)?;
-        Ok(&self.heard_from_below)
+        self.from_children.decode_from(bytes)?;
+        Ok(&self.from_children)
     }
 
     /// Another message begins.
@@ -192,22 +192,22 @@ impl Links {
     }
 
     /// When to look after the neighbours.
-    pub(super) fn look_due(&self) -> Option<Time> {
-        self.control.look_due()
+    pub(super) fn heartbeat_due(&self) -> Option<Time> {
+        self.control.heartbeat_due()
     }
 
     /// Tells the neighbours that this rank lives and sees whether they do, if it is time. `true`: there may be news.
-    pub(super) fn look_after(&mut self, now: Time) -> bool {
-        self.control.look_after(now)
+    pub(super) fn check_neighbours(&mut self, now: Time) -> bool {
+        self.control.check_neighbours(now)
     }
 
     /// Tells the launcher that a rank is silent.
-    pub(super) fn tell_silent(&mut self, rank: Rank) {
-        self.control.tell_silent(rank);
+    pub(super) fn report_silent(&mut self, rank: Rank) {
+        self.control.report_silent(rank);
     }
 
     /// Tells the launcher which training state this process holds.
-    pub(super) fn tell_held(&mut self, held: u8) {
-        self.control.tell_held(held);
+    pub(super) fn send_training_state(&mut self, held: u8) {
+        self.control.send_training_state(held);
     }
 }

@@ -30,7 +30,7 @@ pub(super) struct Membership {
 struct Suspect {
     lost: PeerLost,
     /// It said goodbye; then it may itself only follow another's end.
-    said_goodbye: bool,
+    left_cleanly: bool,
     deadline: Instant,
 }
 
@@ -71,12 +71,12 @@ impl Membership {
     }
 
     /// This peer is gone, and ends the generation when the launcher has had its time to say why.
-    pub(super) fn suspect(&mut self, lost: PeerLost, said_goodbye: bool) {
+    pub(super) fn suspect(&mut self, lost: PeerLost, left_cleanly: bool) {
         if let Some(suspect) = &mut self.suspect {
             // Who left may have left because of who died, whose end is only seen later.
-            if suspect.said_goodbye && !said_goodbye && suspect.lost.rank != lost.rank {
+            if suspect.left_cleanly && !left_cleanly && suspect.lost.rank != lost.rank {
                 suspect.lost = lost;
-                suspect.said_goodbye = false;
+                suspect.left_cleanly = false;
             }
             return;
         }
@@ -87,7 +87,7 @@ impl Membership {
         };
         self.suspect = Some(Suspect {
             lost,
-            said_goodbye,
+            left_cleanly,
             deadline: Instant::now() + grace,
         });
     }

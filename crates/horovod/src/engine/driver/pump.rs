@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use horovod_protocol::{LossCause, PeerLost, Rank, Time};
 use horovod_transport::{Aborted, ControlEvent, Idle};
 
-use super::flights::Flights;
 use super::links::{ControlPlane, Links};
 use super::membership::Membership;
 use super::node::Node;
+use super::on_device::DeviceExecutions;
 use super::queue::ExecutionQueue;
 use super::replicas::ReplicaCheck;
 use crate::config::Config;
@@ -38,22 +38,22 @@ pub(super) struct Pump {
     pub(super) membership: Membership,
     pub(super) queue: ExecutionQueue,
     /// Executions that go on by themselves.
-    pub(super) flights: Flights,
+    pub(super) on_device: DeviceExecutions,
     pub(super) recording: Recording,
     pub(super) inspection: Inspection,
     pub(super) replica_check: ReplicaCheck,
     pub(super) interruption: Interruption,
-    pub(super) moment: Moment,
+    pub(super) cached_time: CachedTime,
 }
 
 /// The time of one look at everything, read when it is first asked for.
 #[derive(Default)]
-pub(super) struct Moment {
+pub(super) struct CachedTime {
     time: Cell<Option<Time>>,
     looks: u32,
 }
 
-impl Moment {
+impl CachedTime {
     /// Another look begins. `true`: it is time to look after the neighbours, too.
     pub(super) fn begin(&mut self) -> bool {
         self.time.set(None);
@@ -107,12 +107,12 @@ impl Pump {
             node: Node::new(config, topology, &plane.tree),
             membership: Membership::default(),
             queue: ExecutionQueue::default(),
-            flights: Flights::default(),
+            on_device: DeviceExecutions::default(),
             recording: Recording::new(shared.timeline.clone()),
             inspection: Inspection::new(config, topology),
             replica_check: ReplicaCheck::new(config.consistency.at_start),
             interruption: Interruption::default(),
-            moment: Moment::default(),
+            cached_time: CachedTime::default(),
             links: Links::new(plane, shared.now()),
             shared,
         }
@@ -156,7 +156,7 @@ impl Pump {
             ControlEvent::HostsUpdated { version, kind } => {
                 self.shared.update_hosts(|_| version, kind);
             }
-            // It would never hear of changes again, and the launcher nothing of it: in the next round it has a new
+            // It would never handle_message of changes again, and the launcher nothing of it: in the next round it has a new
             // connection. If the launcher is gone, this process will soon be, too.
             ControlEvent::LauncherLost { cause } if self.shared.is_elastic => {
                 tracing::warn!(
@@ -176,7 +176,7 @@ impl Pump {
         if Inspection::is_meant(&received) {
             self.inspection.hears(&received, &self.shared, executes);
         } else if replicas::is_message(received.message) {
-            self.hear_replica(&received);
+            self.handle_replica(&received);
         } else {
             self.recording.hears(&received);
         }
@@ -206,7 +206,7 @@ impl Pump {
             .chain(self.membership.shutdown_deadline())
             .min();
         let ends = ends.map(|at| nanos(at.saturating_duration_since(self.shared.started)));
-        let ours = self.timer(|| self.moment.of(&self.shared));
+        let ours = self.timer(|| self.cached_time.of(&self.shared));
         let ours = ours.map(|at| at.0);
         ours.into_iter().chain(ends).min()
     }
@@ -229,11 +229,14 @@ impl Pump {
     /// is silent.
     pub(super) fn sleep_limit(&mut self) -> Duration {
         let now = self.shared.now();
-        if self.look_after_neighbours(now) {
+        if self.check_neighbours(now) {
             return Duration::ZERO;
         }
         let mut limit = SLEEP_MAX;
-        let looks = self.links.look_due().filter(|_| !self.membership.is_over());
+        let looks = self
+            .links
+            .heartbeat_due()
+            .filter(|_| !self.membership.is_over());
         if let Some(at) = looks.into_iter().chain(self.timer(|| now)).min() {
             limit = limit.min(Duration::from_nanos(at.0.saturating_sub(now.0)));
         }
@@ -256,8 +259,8 @@ impl Pump {
     }
 
     /// Tells the neighbours that this rank lives and sees whether they do, if it is time. `true`: there may be news.
-    pub(super) fn look_after_neighbours(&mut self, now: Time) -> bool {
-        !self.membership.is_over() && (self.links.look_after(now) | self.watch_gpus(now))
+    pub(super) fn check_neighbours(&mut self, now: Time) -> bool {
+        !self.membership.is_over() && (self.links.check_neighbours(now) | self.watch_gpus(now))
     }
 
     /// Whether the thread may end: this process asked for it and the peers know, or cannot be told.
@@ -270,12 +273,12 @@ impl Pump {
             || telling
             || self.shared.replicas.has_queued()
             || !self.is_recording_settled();
-        if overdue && !self.flights.is_empty() {
+        if overdue && !self.on_device.is_empty() {
             self.end_overdue();
         }
         // What was agreed before the stop is carried out.
         let unsent = unsent || self.queue.is_running() || !self.queue.is_empty();
-        self.flights.is_empty()
+        self.on_device.is_empty()
             && self.shared.shutdown_requested.load(Ordering::Acquire)
             && (self.membership.is_over() || (stopped && !unsent) || overdue)
     }

@@ -155,12 +155,12 @@ impl ExecutionQueue {
         })
     }
 
-    /// Names of operations that all ranks have agreed on and that have not ended, with those of `flights`; of a fused
+    /// Names of operations that all ranks have agreed on and that have not ended, with those of `on_device`; of a fused
     /// collective that runs, the first.
-    pub(super) fn names<'a>(&'a self, flights: impl Iterator<Item = &'a Execution>) -> Vec<Key> {
+    pub(super) fn names<'a>(&'a self, on_device: impl Iterator<Item = &'a Execution>) -> Vec<Key> {
         let runs = self.runs.as_ref();
         let runs = runs.map(|runs| (runs.set.0, runs.name.clone()));
-        let later = flights.chain(&self.ready);
+        let later = on_device.chain(&self.ready);
         let later = later.flat_map(|execution| {
             let items = execution.items.iter();
             items.map(|item| (execution.set.0, item.name.clone()))

@@ -124,7 +124,7 @@ impl<T> std::ops::DerefMut for MutexGuard<'_, T> {
 pub(super) struct Notifier {
     armed: AtomicU32,
     rung: Lock<bool>,
-    heard: Condvar,
+    changed: Condvar,
     /// A notification was received since somebody last asked.
     news: AtomicBool,
 }
@@ -134,7 +134,7 @@ impl Notifier {
         Self {
             armed: AtomicU32::new(0),
             rung: Lock::new(false),
-            heard: Condvar::new(),
+            changed: Condvar::new(),
             news: AtomicBool::new(false),
         }
     }
@@ -149,7 +149,7 @@ impl Notifier {
     fn notify_always(&self) {
         *self.rung.lock().unwrap() = true;
         // To one of those who sleep.
-        self.heard.notify_one();
+        self.changed.notify_one();
     }
 
     // Arming and disarming are plain stores in the transport. Loom's order of the stores to one word knows a store that
@@ -169,7 +169,7 @@ impl Notifier {
     fn sleep(&self) {
         let mut rung = self.rung.lock().unwrap();
         while !*rung {
-            rung = self.heard.wait(rung).unwrap();
+            rung = self.changed.wait(rung).unwrap();
         }
         *rung = false;
         self.news.store(true, Ordering::Relaxed);
@@ -292,7 +292,7 @@ pub(crate) struct EngineState {
     shutdown_requested: AtomicBool,
     /// Every submission is one of a burst.
     burst: bool,
-    /// What was answered, only the engine's thread may carry out.
+    /// Only the engine's thread may carry out answered submissions.
     for_engine: bool,
     submitted: AtomicUsize,
     sent: AtomicUsize,
@@ -445,7 +445,7 @@ impl Driver {
     pub(super) fn end(self) {}
 }
 
-/// What can be different from one model to the next.
+/// Parameters of a model.
 #[derive(Clone, Copy, Default)]
 struct Case {
     burst: bool,

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use horovod::gpu::{RawStream, Ready, Search, set_search};
 use horovod::{Allocated, Allocator, DType, Output, Tensor, TensorMeta};
 
-/// What the double reads its settings from.
+/// Variable with the settings of the double.
 const SETTINGS: &str = "GPU_DOUBLE";
 
 /// Run `body` with a double of these settings, in a process of its own, as the product loads libraries once: this test
@@ -209,7 +209,7 @@ impl Memory {
         assert_eq!(write(self.stream.0, self.address, from, bytes.len()), 0);
     }
 
-    /// What a kernel of the framework's finds there.
+    /// The bytes that a kernel of the framework reads there.
     pub(crate) fn read(&self) -> Vec<u8> {
         let mut bytes = vec![0u8; self.bytes];
         // SAFETY: their types.

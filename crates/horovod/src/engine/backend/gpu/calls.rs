@@ -17,7 +17,7 @@ use crate::engine::handles::OpResult;
 use crate::gpu::Ready;
 use crate::tensor::{Output, Tensor};
 
-/// What an execution comes to on the device.
+/// An execution translated for the device.
 pub(super) struct Translated {
     pub(super) calls: Vec<Call>,
     pub(super) after: Vec<Arc<Event>>,
@@ -320,7 +320,7 @@ fn operator(op: ReduceOp) -> Result<NcclOp, Failure> {
     })
 }
 
-/// What a rank that has joined brings.
+/// Input of a rank that has joined.
 fn identity(dtype: DType, op: ReduceOp) -> Result<Operand, Failure> {
     let combine = Combine::of(op);
     let combine = combine.ok_or_else(|| Failure::Local("Adasum has no neutral element".into()))?;

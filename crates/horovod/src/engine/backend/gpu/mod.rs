@@ -1,9 +1,9 @@
 //! The backend for GPUs, NVIDIA's and AMD's alike: NCCL where the members of a set can use it together, else host memory
 //! and the host's data plane.
 //!
-//! Nothing of CUDA is touched before the first execution on a GPU. What the members agree on then is in `route`;
-//! how an execution becomes calls in `calls`; how it goes through host memory in `staging` and `pinned`. The calls are
-//! launched by `horovod_gpu::Executor`, in the order of the executions.
+//! This module uses no function of CUDA before the first execution on a GPU. `route` has the members' agreement of that
+//! moment. `calls` turns an execution into calls; `staging` and `pinned` carry it through host memory.
+//! `horovod_gpu::Executor` launches the calls, in the order of the executions.
 
 mod calls;
 mod pinned;
@@ -62,8 +62,8 @@ struct Gpu {
     agreements: u64,
     executor: Option<Arc<Executor>>,
     pinned: Arc<PinnedPool>,
-    /// What is said once was said.
-    told: bool,
+    /// Whether the note that appears once has been logged.
+    has_noted: bool,
 }
 
 struct Agreed {
@@ -89,7 +89,7 @@ impl Gpu {
             agreements: 0,
             executor: None,
             pinned: Arc::default(),
-            told: false,
+            has_noted: false,
         }
     }
 
@@ -161,9 +161,9 @@ impl Gpu {
             .unwrap_or_default()
     }
 
-    /// What users should know, once for each job.
-    fn tell(&mut self, members: &[Rank], route: &Route) {
-        if self.told || members.first() != Some(&self.topology.rank) {
+    /// Logs a note for users, once for each job.
+    fn note(&mut self, members: &[Rank], route: &Route) {
+        if self.has_noted || members.first() != Some(&self.topology.rank) {
             return;
         }
         let of = |rank: &Rank| self.topology.peers.get(rank.index()).map(|peer| peer.host);
@@ -183,7 +183,7 @@ impl Gpu {
             ),
             _ => return,
         }
-        self.told = true;
+        self.has_noted = true;
     }
 
     fn title(execution: &Execution) -> Arc<str> {
@@ -209,7 +209,7 @@ impl Backend for Gpu {
         let offer = Offer {
             operations: self.settings.operations,
             shares_gpus: self.settings.shares_gpus,
-            tells_nccl: nccl_version(self.settings.operations).is_some(),
+            reports_nccl: nccl_version(self.settings.operations).is_some(),
             has,
         };
         offer.encode()
@@ -218,7 +218,7 @@ impl Backend for Gpu {
     fn settle(&mut self, set: ProcessSetId, members: &Members<'_>) -> Result<(), String> {
         let Conclusion { route, adasum } =
             conclude(members.ranks, members.offers, |rank| self.host(rank))?;
-        self.tell(members.ranks, &route);
+        self.note(members.ranks, &route);
         self.agreements += 1;
         let me = members
             .ranks
@@ -303,7 +303,7 @@ impl Backend for Gpu {
         // SAFETY: the submitters promised that their memory is theirs until completion, lengths come from the tensors'
         // own shapes and from what was agreed, and executions start in one order on all members.
         let launch = unsafe { executor.submit(work) };
-        Ok(Started::InFlight(Box::new(Flight {
+        Ok(Started::InFlight(Box::new(Launched {
             executor,
             launch,
             results: Some(translated.results),
@@ -341,14 +341,14 @@ impl Backend for Gpu {
         let stage = (timed && !work.calls.is_empty()).then_some(staging::OUT_STAGE);
         // SAFETY: as in `start`; the host's side is kept by the flight.
         let launch = unsafe { executor.submit(work) };
-        let flight = Flight {
+        let launched = Launched {
             executor,
             launch,
             results: Some(results),
             stage,
         };
-        Ok(Started::InFlight(Box::new(staging::KeepingFlight {
-            flight,
+        Ok(Started::InFlight(Box::new(staging::KeepingLaunched {
+            launched,
             _kept: kept,
         })))
     }
@@ -360,7 +360,7 @@ impl Backend for Gpu {
     }
 }
 
-/// What an operation on the device is called in the timeline: as Horovod calls it, where it has a name for it.
+/// Name of an operation on the device in the timeline: Horovod's, where Horovod has one.
 fn stage_name(op: &Op, has_peers: bool) -> &'static str {
     match (op, has_peers) {
         (Op::Allreduce { .. }, true) => "NCCL_ALLREDUCE",
@@ -386,16 +386,16 @@ fn local(error: GpuError) -> Failure {
 }
 
 /// An execution on the device.
-struct Flight {
+struct Launched {
     executor: Arc<Executor>,
     launch: Launch,
     /// Until they are told.
     results: Option<Results>,
-    /// What is recorded of it, if it is.
+    /// Its recorded stage, if it is recorded.
     stage: Option<&'static str>,
 }
 
-impl Flight {
+impl Launched {
     fn take_results(&mut self) -> Option<Results> {
         let end = Arc::new(EventEnd {
             event: self.launch.launched()?,
@@ -413,7 +413,7 @@ impl Flight {
     }
 }
 
-impl InFlight for Flight {
+impl InFlight for Launched {
     fn launched(&mut self) -> Option<Results> {
         self.take_results()
     }

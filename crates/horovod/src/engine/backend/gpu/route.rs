@@ -7,22 +7,22 @@ use horovod_protocol::wire::cut_at;
 use super::super::AdasumScope;
 use crate::config::GpuOperations;
 
-/// What each member tells of itself.
+/// Capabilities that each member sends to the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Offer {
     pub(super) operations: GpuOperations,
     /// Several ranks may use one GPU.
     pub(super) shares_gpus: bool,
-    /// What `nccl_built()` tells scripts there.
-    pub(super) tells_nccl: bool,
-    /// What it has; why not.
+    /// Result of `nccl_built()` there.
+    pub(super) reports_nccl: bool,
+    /// Its equipment, or why it has none.
     pub(super) has: Result<Equipment, String>,
 }
 
-/// What NCCL is used with.
+/// Requirements of NCCL that a member meets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Equipment {
-    /// Whose GPU it is.
+    /// Vendor of the GPU.
     pub(super) stack: Stack,
     /// NCCL's version, as it says it.
     pub(super) nccl: i32,
@@ -42,11 +42,11 @@ pub(super) enum Route {
     Staged(Option<String>),
 }
 
-/// What the members of a set have agreed on.
+/// Agreement of the members of a set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Conclusion {
     pub(super) route: Route,
-    /// What Adasum combines; why they cannot tell.
+    /// Scope of Adasum, or why there is none.
     pub(super) adasum: Result<AdasumScope, String>,
 }
 
@@ -60,7 +60,7 @@ impl Offer {
         let mut bytes = vec![
             self.operations as u8,
             u8::from(self.shares_gpus),
-            u8::from(self.tells_nccl),
+            u8::from(self.reports_nccl),
             u8::from(self.has.is_ok()),
         ];
         match &self.has {
@@ -78,7 +78,7 @@ impl Offer {
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let [operations, shares, tells_nccl, has, rest @ ..] = bytes else {
+        let [operations, shares, reports_nccl, has, rest @ ..] = bytes else {
             return None;
         };
         let all = [
@@ -102,7 +102,7 @@ impl Offer {
         Some(Self {
             operations,
             shares_gpus: *shares == 1,
-            tells_nccl: *tells_nccl == 1,
+            reports_nccl: *reports_nccl == 1,
             has,
         })
     }
@@ -114,7 +114,8 @@ struct Member {
     offer: Offer,
 }
 
-/// What follows from all offers: alike on every member, for it follows from nothing else. `host` names a rank's host.
+/// The conclusion from all offers. It depends on the offers alone, so all members conclude the same. `host` names a
+/// rank's host.
 pub(super) fn conclude(
     ranks: &[Rank],
     offers: &[Vec<u8>],
@@ -135,7 +136,7 @@ pub(super) fn conclude(
 /// Scripts multiply the learning rate by `local_size()` where `nccl_built()` says so, for the sums inside the hosts are
 /// divided by it there: so this follows from that answer, and not from the route.
 fn adasum(members: &[Member], host: &impl Fn(Rank) -> String) -> Result<AdasumScope, String> {
-    let telling = |tells| members.iter().find(|m| m.offer.tells_nccl == tells);
+    let telling = |tells| members.iter().find(|m| m.offer.reports_nccl == tells);
     match (telling(true), telling(false)) {
         (Some(with), Some(without)) => Err(format!(
             "Adasum of GPU tensors averages inside each host where NCCL is found, which hvd.nccl_built() tells scripts, \
@@ -264,7 +265,7 @@ mod tests {
         Offer {
             operations: GpuOperations::Auto,
             shares_gpus: false,
-            tells_nccl: true,
+            reports_nccl: true,
             has: Ok(Equipment {
                 stack: Stack::Cuda,
                 nccl,
@@ -293,7 +294,7 @@ mod tests {
     fn offers_come_out_as_they_went_in() {
         let mut without = offer(0, 0);
         without.has = Err("no driver".into());
-        without.tells_nccl = false;
+        without.reports_nccl = false;
         let mut of_amd = offer(22707, 3);
         of_amd.has.as_mut().unwrap().stack = Stack::Rocm;
         for offer in [
@@ -396,8 +397,8 @@ mod tests {
 
     #[test]
     fn adasum_combines_hosts_exactly_where_every_rank_is_told_of_nccl() {
-        let telling = |tells_nccl, mut offer: Offer| {
-            offer.tells_nccl = tells_nccl;
+        let telling = |reports_nccl, mut offer: Offer| {
+            offer.reports_nccl = reports_nccl;
             offer
         };
         let scope = |offers: &[Offer]| agreed(offers).unwrap().adasum;

@@ -12,7 +12,7 @@ use super::super::rows::{output_of, share_of, too_large};
 use super::super::{DeviceStage, Failure, InFlight, Outputs, Results, StageIn, Staged};
 use super::calls::{address, events};
 use super::pinned::{AskedBlock, KEPT_MAX, Pinned};
-use super::{Flight, failure_of};
+use super::{Launched, failure_of};
 use crate::buffer::Buffer;
 use crate::engine::Entry;
 use crate::engine::handles::OpResult;
@@ -51,7 +51,7 @@ enum Stage {
     Fails(String),
 }
 
-/// What goes where in the block.
+/// Layout of the block.
 pub(super) struct StagingPlan {
     entries: Vec<Option<PlannedEntry>>,
     bytes: usize,
@@ -107,7 +107,7 @@ impl Layout {
                 results.push(match tensor.output {
                     _ if is_in_place => None,
                     Output::Even { bytes, .. } => Some((bytes, true)),
-                    // What does not fit is refused later.
+                    // Outputs that do not fit are refused later.
                     Output::Exactly { bytes, .. } => share_bytes(execution, me, tensor)
                         .filter(|share| *share == bytes)
                         .map(|bytes| (bytes, false)),
@@ -142,7 +142,7 @@ fn is_in_place(op: &Op) -> bool {
     matches!(op, Op::Allreduce { .. } | Op::Broadcast { .. })
 }
 
-/// What this rank gets of a reducescatter.
+/// Bytes of this rank's part of a reducescatter.
 fn share_bytes(execution: &Execution, me: Rank, tensor: &Tensor) -> Option<usize> {
     let members = &execution.members;
     let me = members.iter().position(|rank| *rank == me)?;
@@ -333,41 +333,41 @@ impl Drop for CopiesIn {
     }
 }
 
-/// What the device reads until the copies have ended.
+/// Memory that the device reads until the copies have ended.
 pub(super) struct Kept {
     _staged: Vec<Option<Entry>>,
     _buffers: Vec<Buffer>,
 }
 
 /// An execution whose results are copied to the device.
-pub(super) struct KeepingFlight {
-    pub(super) flight: Flight,
+pub(super) struct KeepingLaunched {
+    pub(super) launched: Launched,
     pub(super) _kept: Kept,
 }
 
-impl InFlight for KeepingFlight {
+impl InFlight for KeepingLaunched {
     fn launched(&mut self) -> Option<Results> {
-        self.flight.launched()
+        self.launched.launched()
     }
 
     fn failing(&self) -> Option<Failure> {
-        self.flight.failing()
+        self.launched.failing()
     }
 
     fn poll(&mut self) -> Option<Result<Results, Failure>> {
-        self.flight.poll()
+        self.launched.poll()
     }
 
     fn stage(&self) -> Option<DeviceStage> {
-        self.flight.stage()
+        self.launched.stage()
     }
 
     fn abort(&mut self, cause: &Aborted) {
-        self.flight.abort(cause);
+        self.launched.abort(cause);
     }
 
     fn give_up(&self, after: Duration) {
-        self.flight.give_up(after);
+        self.launched.give_up(after);
     }
 }
 
@@ -436,7 +436,7 @@ pub(super) fn end(
             };
             let buffer = own.or_else(|| Some(given?.take()?.0));
             if buffer.is_none() && matches!(output, Some((_, Output::Even { .. }))) {
-                // Whoever looks for it elsewhere is told.
+                // The error goes to the caller, who expects the result in its own output.
                 *slot = Some((made, shape));
                 continue;
             }

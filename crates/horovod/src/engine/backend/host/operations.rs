@@ -16,7 +16,7 @@ use crate::engine::backend::{Failure, Outputs, Results, Start};
 use crate::engine::handles::OpResult;
 use crate::tensor::{Output, Tensor};
 
-/// What alltoalls will receive.
+/// Rows that alltoalls will receive.
 pub(in crate::engine) struct Received {
     /// Of the outputs, by item.
     pub(in crate::engine) shapes: Vec<Vec<Shape>>,
@@ -259,7 +259,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What each alltoall will receive.
+    /// Exchanges the sizes; returns the rows that each alltoall will receive.
     pub(super) fn exchange_sizes(&self, ctx: &mut Ctx<'_>) -> Result<Vec<Incoming>, Failure> {
         let exchange = |(item, entry)| {
             let AlltoallInput { rows, .. } = AlltoallInput::of(item, entry)?;
