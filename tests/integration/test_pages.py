@@ -318,6 +318,12 @@ def test_blocks_work_as_pasted(page: str, jobs, tmp_path: Path, capsys) -> None:
         print(f"\n{page}: {run.ran} of {len(run.blocks)} blocks ran")
 
 
+def alone(test: str) -> object:
+    """One rank, in the second tier: it runs the same lines as two."""
+    mark = pytest.mark.thorough(also=f"tests/integration/test_pages.py::{test}")
+    return pytest.param(1, marks=mark)
+
+
 # Appended to a page's script: its weights are the same on all ranks.
 DIGEST = """
 import hashlib
@@ -357,7 +363,9 @@ class Resuming:
         return job.stdout, digest
 
 
-@pytest.mark.parametrize("np", [1, 2])
+@pytest.mark.parametrize(
+    "np", [alone("test_the_script_from_ddp_resumes_as_if_never_interrupted"), 2]
+)
 def test_the_script_from_ddp_resumes_as_if_never_interrupted(np: int, jobs, tmp_path: Path) -> None:
     script = Resuming("docs/from-ddp.md", TORCH_WEIGHTS, np, jobs)
     text, weights = script.run(tmp_path / "whole", 4)
@@ -368,7 +376,7 @@ def test_the_script_from_ddp_resumes_as_if_never_interrupted(np: int, jobs, tmp_
     assert resumed == weights != earlier
 
 
-@pytest.mark.parametrize("np", [1, 2])
+@pytest.mark.parametrize("np", [alone("test_the_script_from_horovod_resumes_on_all_ranks"), 2])
 def test_the_script_from_horovod_resumes_on_all_ranks(np: int, jobs, tmp_path: Path) -> None:
     script = Resuming("docs/from-horovod.md", KERAS_WEIGHTS, np, jobs)
     _, earlier = script.run(tmp_path, 2)
