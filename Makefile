@@ -185,7 +185,7 @@ ci: ## Run what CI runs: lint, the first tier, the wheel check, a shard of the s
 	@$(PYTHON) tests/run_parts.py ci
 
 clean: ## Remove what was built; keep .venv.
-	rm -rf target dist wheel-data demo-output $(STAMPS)/wheel $(STAMPS)/quick-wheel $(STAMPS)/quick-dist $(STAMPS)/install
+	rm -rf target dist wheel-data package-page.md demo-output $(STAMPS)/wheel $(STAMPS)/quick-wheel $(STAMPS)/quick-dist $(STAMPS)/install
 
 distclean: clean ## Remove .venv as well.
 	rm -rf $(VENV) .venv-mxnet .venv-spark35 .venv-tensorflow-oldest $(STAMPS)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -23,8 +24,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import metadata_wheel
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "wheel-data" / "scripts"
+# What pyproject.toml names as the description: README.md, with links that work from a package index.
+PACKAGE_PAGE = ROOT / "package-page.md"
+_RELATIVE_LINK = re.compile(r"\]\((?![a-z]+:|#)(?P<target>[^)\s]+)\)")
 TENSORFLOW_ADAPTER = ROOT / "python" / "horovod" / "tensorflow" / "libhorovod_tensorflow.so"
 # The oldest C library that Rust itself supports on the platform; also the manylinux tag of the wheel.
 GLIBC_FLOOR = {"x86_64": "2.17", "aarch64": "2.17"}
@@ -37,24 +43,28 @@ Settings = Mapping[str, Any] | None
 
 def build_wheel(directory: str, settings: Settings = None, metadata: str | None = None) -> str:
     """PEP 517: a wheel for this machine, linked by its own linker."""
+    stage_package_page()
     stage_binaries(os.environ.copy(), RELEASE)
     return _maturin().build_wheel(directory, settings, metadata)
 
 
 def build_editable(directory: str, settings: Settings = None, metadata: str | None = None) -> str:
     """PEP 660: as `build_wheel`, with the Python files used in place."""
+    stage_package_page()
     stage_binaries(os.environ.copy(), RELEASE)
     return _maturin().build_editable(directory, settings, metadata)
 
 
 def build_sdist(directory: str, settings: Settings = None) -> str:
     """PEP 517: the sources."""
+    stage_package_page()
     SCRIPTS.mkdir(parents=True, exist_ok=True)
     return _maturin().build_sdist(directory, settings)
 
 
 def prepare_metadata_for_build_wheel(directory: str, settings: Settings = None) -> str:
     """PEP 517: metadata without a build; maturin wants the data folder to exist."""
+    stage_package_page()
     SCRIPTS.mkdir(parents=True, exist_ok=True)
     return _maturin().prepare_metadata_for_build_wheel(directory, settings)
 
@@ -100,6 +110,7 @@ def build_quick_wheel(directory: str) -> None:
 
 
 def _run_maturin(env: dict[str, str], directory: str, *options: str) -> None:
+    stage_package_page()
     command = [sys.executable, "-m", "maturin", "build", "--locked", *options]
     command += ["--out", directory, "--interpreter", sys.executable]
     subprocess.run(command, cwd=ROOT, env=env, check=True)
@@ -120,6 +131,13 @@ def stage_binaries(env: dict[str, str], profile: str, target: str | None = None)
     staged.chmod(staged.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
     suffix = "dylib" if sys.platform == "darwin" else "so"
     _replace(built / f"libhorovod_tensorflow.{suffix}", TENSORFLOW_ADAPTER)
+
+
+def stage_package_page() -> None:
+    """Write README.md with the addresses of the repository in place of relative links."""
+    files = f"{metadata_wheel.read_project()['urls']['Repository']}/blob/main"
+    text = (ROOT / "README.md").read_text()
+    PACKAGE_PAGE.write_text(_RELATIVE_LINK.sub(rf"]({files}/\g<target>)", text))
 
 
 def _replace(source: Path, place: Path) -> None:
@@ -167,8 +185,6 @@ def _maturin() -> Any:
 
 
 if __name__ == "__main__":
-    import metadata_wheel
-
     builders = {"published": build_portable_wheel, "quick": build_quick_wheel}
     if len(sys.argv) != 3 or sys.argv[1] not in builders:
         sys.exit(f"usage: horovod_build.py {'|'.join(builders)} DIR, not {sys.argv[1:]}")

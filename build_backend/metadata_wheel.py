@@ -36,6 +36,7 @@ def build(directory: Path) -> Path:
         ("Summary", "Requires horovod of the same version, which is Horovod written in Rust"),
         ("License-Expression", project["license"]),
         ("Requires-Python", project["requires-python"]),
+        *project_urls(project),
         ("Requires-Dist", f"{owner}=={version}"),
     ]
     for extra in project["optional-dependencies"]:
@@ -48,6 +49,11 @@ def read_project() -> dict[str, Any]:
     """The table `[project]` of pyproject.toml."""
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return project
+
+
+def project_urls(project: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The addresses of the project, as lines of METADATA."""
+    return [("Project-URL", f"{label}, {address}") for label, address in project["urls"].items()]
 
 
 def version_of_workspace() -> str:

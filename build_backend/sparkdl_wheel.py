@@ -31,6 +31,7 @@ def build(directory: Path) -> Path:
         ("Summary", "HorovodRunner of horovod-rs under the name sparkdl"),
         ("License-Expression", project["license"]),
         ("Requires-Python", project["requires-python"]),
+        *metadata_wheel.project_urls(project),
         ("Requires-Dist", f"{project['name']}[spark]=={version}"),
     ]
     source = Path(__file__).with_name("sparkdl")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import email
 import os
 import re
 import subprocess
 import sys
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -41,6 +43,44 @@ def test_the_version_goes_on_from_the_originals() -> None:
     version = tuple(int(part) for part in horovod.__version__.split("."))
     assert version > (0, 28, 1)
     assert horovod.__version__ == metadata_wheel.version_of_workspace()
+
+
+def test_the_package_page_has_addresses_and_no_relative_link(tmp_path: Path) -> None:
+    """Of `horovod`'s own metadata, as its backend makes it, and of the other distributions."""
+    program = "import horovod_build, sys; print(horovod_build.prepare_metadata_for_build_wheel(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        cwd=harness.ROOT,
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(harness.ROOT / "build_backend"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=harness.LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.glob("horovod-*.dist-info/METADATA")
+    metadata = email.message_from_string(file.read_text())
+    cargo = tomllib.loads((harness.ROOT / "Cargo.toml").read_text())["workspace"]["package"]
+    repository = cargo["repository"]
+    assert f"Repository, {repository}" in metadata.get_all("Project-URL", [])
+    assert len(metadata.get_all("Project-URL", [])) == 3
+
+    links = re.findall(r"\]\(([^)]+)\)", metadata.get_payload())
+    assert len(links) > 30
+    files = f"{repository}/blob/main/"
+    for link in links:
+        assert link.startswith("https://"), link
+        path = link.removeprefix(files).partition("#")[0]
+        assert not link.startswith(files) or (harness.ROOT / path).exists(), link
+
+    for wheel in (metadata_wheel.build(tmp_path), sparkdl_wheel.build(tmp_path)):
+        with zipfile.ZipFile(wheel) as archive:
+            (name,) = (n for n in archive.namelist() if n.endswith("/METADATA"))
+            assert f"Project-URL: Repository, {repository}" in archive.read(name).decode()
 
 
 def test_horovod_rs_is_metadata_alone_with_the_originals_extras(tmp_path: Path) -> None:
