@@ -28,7 +28,7 @@ import metadata_wheel
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "wheel-data" / "scripts"
-# What pyproject.toml names as the description: README.md, with links that work from a package index.
+# The description that pyproject.toml names: README.md, with links that work from a package index.
 PACKAGE_PAGE = ROOT / "package-page.md"
 _RELATIVE_LINK = re.compile(r"\]\((?![a-z]+:|#)(?P<target>[^)\s]+)\)")
 TENSORFLOW_ADAPTER = ROOT / "python" / "horovod" / "tensorflow" / "libhorovod_tensorflow.so"

@@ -38,7 +38,7 @@ LANGUAGES = {
 }
 # Their Python blocks start ranks, so they run in one process.
 DRIVERS = ("docs/running.md", "docs/ray.md", "docs/spark.md", "docs/spark-estimators.md")
-# What a page tells readers to set for its Python blocks.
+# Variables that a page tells readers to set for its Python blocks.
 VARIABLES = {"docs/timeline.md": {"HOROVOD_TIMELINE": "DYNAMIC"}}
 THOROUGH = {
     "docs/ray.md": "tests/integration/test_ray.py::test_a_function_runs_on_all_ranks",
@@ -163,7 +163,7 @@ def names_not_defined(text: str) -> set[str]:
 
 
 def script_of(block: Block) -> str:
-    """What a reader pastes into an empty file to run the block."""
+    """Text that a reader pastes into an empty file to run the block."""
     if not names_not_defined(block.text):
         return block.text
     first = next(b for b in BLOCKS[block.page] if b.language == "python")
@@ -350,7 +350,7 @@ class Resuming:
         self.jobs = jobs
 
     def run(self, folder: Path, epochs: int) -> tuple[str, str]:
-        """What it prints, and a hash of the weights at its end."""
+        """Its output, and a hash of the weights at its end."""
         folder.mkdir(exist_ok=True)
         script = folder / "train.py"
         script.write_text(

@@ -2,9 +2,9 @@
 //!
 //! Here stand the ways in which a thread makes progress, and the negotiation as far as nothing is unusual: what this
 //! rank's worker has to say goes to the coordinator, and what that has decided to the workers. Executions are in
-//! `execution`, what else the control plane has to do in `pump`, the end of a generation in `ending`. What the driver knows
-//! belongs to parts with private fields: its neighbours to `links`, who is gone and what is over to `membership`, the total
-//! order to `queue`, what devices carry out to `on_device`.
+//! `execution`, what else the control plane has to do in `pump`, the end of a generation in `ending`. The driver's
+//! state belongs to parts with private fields: its neighbours to `links`, lost members and the end of the generation to
+//! `membership`, the total order to `queue`, executions on devices to `on_device`.
 
 mod ending;
 mod execution;
@@ -346,7 +346,7 @@ impl Pump {
             }
             progress |= !self.membership.is_over() && self.inspect(time);
         } else {
-            // What was said last may still wait for space; news no longer matter.
+            // The last messages may still wait for space in a socket; received events no longer matter.
             while self.links.poll().is_some() {}
         }
         if self.shared.held.load(Ordering::Acquire) != TOLD {

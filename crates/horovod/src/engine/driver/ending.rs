@@ -10,10 +10,10 @@ use super::pump::Pump;
 use crate::engine::backend::Failure;
 use crate::error::Error;
 
-/// How long a failure that another rank is to blame for waits for that rank's name. Only its neighbours have links to it:
-/// they see these close, which may be after the failure here, give the launcher [`CAUSE_GRACE`], and tell the others then.
-/// Who waited no longer than they do would blame itself, and so would all who handle_message of it first. Nothing is lost by the wait,
-/// for what failed has ended the work of all.
+/// Time that a failure caused by another rank waits for that rank's name. Only the failed rank's neighbours have links
+/// to it. They see these links close, perhaps after the failure here, give the launcher [`CAUSE_GRACE`], and then send
+/// the name. With a shorter grace period this rank would report itself as lost, and its peers would repeat that report.
+/// The wait costs nothing: the failure has ended all work.
 const BLAME_GRACE: Duration = Duration::from_secs(2);
 
 impl Pump {

@@ -8,11 +8,11 @@ use horovod_transport::{Control, ControlEvent, LinkError, Topology, Waiter};
 
 use crate::engine::relay::{OutOfBandMessage, Relay};
 
-/// What the driver needs of the mesh for its links: all but those for data.
+/// Parts of the mesh that the driver needs: all but the links for data.
 pub(super) struct ControlPlane {
-    /// Who there is, and where.
+    /// Ranks and their hosts.
     pub(super) topology: Topology,
-    /// Who talks to whom in the negotiation.
+    /// Control tree: which ranks exchange negotiation messages.
     pub(super) tree: Tree,
     /// The links along that tree.
     pub(super) control: Control,
@@ -104,7 +104,7 @@ impl Links {
 
     // -- the negotiation's messages
 
-    /// What has come from anybody.
+    /// The next event of any link.
     pub(super) fn poll(&mut self) -> Option<ControlEvent> {
         self.control.poll()
     }

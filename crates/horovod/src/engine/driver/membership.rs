@@ -11,7 +11,7 @@ use crate::error::Error;
 /// How long a closed connection waits for the launcher to say why the process ended.
 pub(super) const CAUSE_GRACE: Duration = Duration::from_millis(300);
 
-/// What is known of the members.
+/// Members that are lost, and the end of the generation.
 #[derive(Default)]
 pub(super) struct Membership {
     /// A peer that is gone, until the launcher's word or the deadline.
@@ -73,7 +73,7 @@ impl Membership {
     /// This peer is gone, and ends the generation when the launcher has had its time to say why.
     pub(super) fn suspect(&mut self, lost: PeerLost, left_cleanly: bool) {
         if let Some(suspect) = &mut self.suspect {
-            // Who left may have left because of who died, whose end is only seen later.
+            // A peer that left cleanly may have left because another peer died. The death can be observed later.
             if suspect.left_cleanly && !left_cleanly && suspect.lost.rank != lost.rank {
                 suspect.lost = lost;
                 suspect.left_cleanly = false;

@@ -266,7 +266,7 @@ impl Pump {
     /// Whether the thread may end: this process asked for it and the peers know, or cannot be told.
     pub(super) fn finished(&mut self) -> bool {
         let overdue = self.shutdown_overdue();
-        // What a caller still has to tell of itself must not come too late.
+        // Events that a caller has yet to record must still be sent.
         let stopped = self.membership.has_stopped();
         let telling = stopped && self.shared.recorded_calls.load(Ordering::SeqCst) > 0;
         let unsent = self.links.has_unsent()
@@ -276,7 +276,7 @@ impl Pump {
         if overdue && !self.on_device.is_empty() {
             self.end_overdue();
         }
-        // What was agreed before the stop is carried out.
+        // Executions that were agreed before the stop are carried out.
         let unsent = unsent || self.queue.is_running() || !self.queue.is_empty();
         self.on_device.is_empty()
             && self.shared.shutdown_requested.load(Ordering::Acquire)

@@ -1,4 +1,4 @@
-//! What the ranks have agreed on, in its order: what waits, what is carried out, and what else holds from a place on.
+//! Executions that the ranks have agreed on, in their total order, and changes that hold from a place in that order on.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -84,7 +84,7 @@ impl ExecutionQueue {
         &mut self.announced
     }
 
-    /// What is next, and numbers that are not in force yet.
+    /// The next execution, and numbers that are not in force yet.
     pub(super) fn front_with_numbers(&mut self) -> Option<(&Execution, &mut Announced)> {
         Some((self.ready.front()?, &mut self.announced))
     }
