@@ -11,6 +11,7 @@ const BEGINNINGS: &[&str] = &["Who", "Whoever", "What"];
 const LEFT: &[(&[&str], usize)] = &[
     (&["/autotune", "-autotune/"], 13),
     (&["/doctor", "-doctor/"], 22),
+    (&["/horovod/src/engine/"], 50),
     (&["/hang", "-diagnosis/"], 38),
     (&["/timeline", "-timeline/"], 32),
 ];

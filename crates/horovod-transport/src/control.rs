@@ -295,7 +295,7 @@ impl Control {
     }
 
     /// Tells the launcher of an elastic job what this process holds of the training state.
-    pub fn send_training_state(&mut self, held: u8) {
+    pub fn tell_held(&mut self, held: u8) {
         if let Some((_, client)) = &mut self.launcher {
             // A launcher that is gone shows when it is heard.
             let _ = client.send(&ToServer::Holds { held });
@@ -303,7 +303,7 @@ impl Control {
     }
 
     /// Tells the launcher which rank this one gives up for its silence.
-    pub fn report_silent(&mut self, rank: Rank) {
+    pub fn tell_silent(&mut self, rank: Rank) {
         if let Some((_, client)) = &mut self.launcher {
             // As above.
             let _ = client.send(&ToServer::Silent { rank: rank.0 });
@@ -342,13 +342,13 @@ impl Control {
     }
 
     /// When [`Self::look_after`] has something to do.
-    pub fn heartbeat_due(&self) -> Option<Time> {
+    pub fn look_due(&self) -> Option<Time> {
         self.watch.as_ref().and_then(Watch::due)
     }
 
     /// Sees who of the neighbours is silent, and tells them that this rank lives. To be called when it is due, after
     /// all that has arrived was taken by [`Self::poll`]. `true`: poll again, there may be something.
-    pub fn check_neighbours(&mut self, now: Time) -> bool {
+    pub fn look_after(&mut self, now: Time) -> bool {
         let Some(watch) = self
             .watch
             .as_mut()

@@ -151,7 +151,7 @@ pub struct ExecutorProgress {
     /// The place of the work that was queued last.
     pub last: Option<u64>,
     /// Work that has not ended, if any.
-    pub oldest: Option<WorkProgress>,
+    pub front: Option<WorkProgress>,
 }
 
 /// Mode in which the thread handles its queue.
@@ -206,7 +206,7 @@ impl ExecutorState {
         self.given_up.store(true, Ordering::Release);
         stays_busy(GpuLoss::Busy {
             ordinal: self.ordinal,
-            title: self.progress().oldest.map(|oldest| oldest.title),
+            title: self.progress().front.map(|oldest| oldest.title),
             after,
             orderly,
         });
@@ -224,7 +224,7 @@ impl ExecutorState {
         let queued = || queue.work.front().map(Queued::oldest);
         ExecutorProgress {
             last: queue.last,
-            oldest: oldest.cloned().or_else(queued),
+            front: oldest.cloned().or_else(queued),
         }
     }
 

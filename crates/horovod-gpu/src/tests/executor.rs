@@ -333,8 +333,8 @@ fn work_that_is_not_taken_up_is_seen_as_what_keeps_all_up() {
         executor.remove_group(1);
         await_that(|| double.calls("ncclCommDestroy") > 0);
         let launch = sum(&executor, &group(2, unique_id(), 1, 0), memory, &ready);
-        let oldest = executor.progress().oldest.expect("it is the next");
-        assert_eq!((oldest.seq, oldest.phase), (2, Phase::Launching));
+        let front = executor.progress().front.expect("it is the next");
+        assert_eq!((front.seq, front.phase), (2, Phase::Launching));
         double.open(gate);
         await_that(|| launch.ended().is_some());
         executor.close(true);

@@ -342,10 +342,10 @@ fn who_looks_after_its_neighbours_is_heard_by_them_and_who_does_not_is_given_up(
                 let mesh = &mut meshes[rank];
                 let now = Time(quarter * QUARTER);
                 assert!(
-                    mesh.control.heartbeat_due().is_some_and(|due| due <= now),
+                    mesh.control.look_due().is_some_and(|due| due <= now),
                     "{kind}"
                 );
-                while mesh.control.check_neighbours(now) {
+                while mesh.control.look_after(now) {
                     if let Some(event) = settle(mesh) {
                         given_up.push((quarter, rank, event));
                     }

@@ -105,7 +105,7 @@ fn the_launcher_says_who_takes_part_and_all_hear_of_changes() {
             assert_eq!(rig.event(), ControlEvent::HostsUpdated { version, kind });
         }
     }
-    rigs[1].control.send_training_state(2);
+    rigs[1].control.tell_held(2);
     job.expect(&ServerEvent::Held { worker: 3, held: 2 });
     job.server.report_death(Rank(9), "h1", "signal 9");
     match rigs[1].event() {

@@ -6,9 +6,9 @@
 
 mod ending;
 mod execution;
+mod flights;
 mod inspect;
 mod node;
-mod on_device;
 mod pump;
 mod replicas;
 
@@ -22,9 +22,9 @@ use horovod_protocol::{
 };
 use horovod_transport::{ControlEvent, Mesh};
 
-use execution::{ExecutionTask, NextExecution};
+use execution::{ExecutionTask, Front};
 use node::{Node, NodeAction, unheard};
-use pump::{CachedTime, ControlPlane, Pump};
+use pump::{ControlPlane, Moment, Pump};
 
 use super::backend::host::Host;
 use super::backend::{Capabilities, DeviceBackend, Results};
@@ -61,15 +61,15 @@ pub(super) struct Driver {
     /// The submission whose operand was pre-staged last.
     staged: Option<EntryId>,
     /// Begun, and broken off by a thread that had to leave, or waiting for memory; goes on before anything else.
-    suspended: Option<ExecutionTask>,
+    parked: Option<ExecutionTask>,
     /// A panic has passed through.
     broken: bool,
     /// When the engine's thread will look around even if nothing wakes it; as [`Time`].
     ///
     /// [`Time`]: horovod_protocol::Time
-    engine_polls_at: u64,
+    engine_looks_at: u64,
     /// How often the next execution was not found ready in a row.
-    idle_polls: u32,
+    looks_in_vain: u32,
 }
 
 /// How the engine's thread goes on.
@@ -116,10 +116,10 @@ impl Driver {
             spare: Vec::new(),
             staged: None,
             pump: Pump::new(config, plane, shared),
-            suspended: None,
+            parked: None,
             broken: false,
-            engine_polls_at: 0,
-            idle_polls: 0,
+            engine_looks_at: 0,
+            looks_in_vain: 0,
         }
     }
 
@@ -137,15 +137,13 @@ impl Driver {
             }
             self.prestage();
             let progress = self.pump.progress();
-            let next_execution = self.next_execution();
-            if matches!(
-                next_execution,
-                NextExecution::Runs | NextExecution::Fails(_)
-            ) && let Some(task) = self.next_task()
+            let front = self.front();
+            if matches!(front, Front::Runs | Front::Fails(_))
+                && let Some(task) = self.next_task()
             {
                 self.pump.waiter.disarm();
-                match next_execution {
-                    NextExecution::Fails(failure) => self.give_up(task, failure),
+                match front {
+                    Front::Fails(failure) => self.give_up(task, failure),
                     _ => self.carry_out(task),
                 }
                 announced = false;
@@ -156,7 +154,7 @@ impl Driver {
             }
             if announced && !progress && !self.pump.waiter.has_news() {
                 let limit = self.sleep_limit();
-                self.engine_polls_at = self.pump.shared.now().0.saturating_add(nanos(limit));
+                self.engine_looks_at = self.pump.shared.now().0.saturating_add(nanos(limit));
                 return Work::Sleep(limit);
             }
             self.pump.waiter.arm();
@@ -179,22 +177,19 @@ impl Driver {
         let mut spins = 0;
         loop {
             let progress = self.pump.progress();
-            let next_execution = self.next_execution();
-            if matches!(next_execution, NextExecution::Runs) && self.next_may_pause() {
+            let front = self.front();
+            if matches!(front, Front::Runs) && self.next_may_pause() {
                 let Some(task) = self.next_task() else { break };
                 self.carry_out(task);
                 spins = 0;
                 // Broken off, or the work of others never ends: this thread has to leave.
-                if self.suspended.is_some() || done() || Instant::now() >= deadline {
+                if self.parked.is_some() || done() || Instant::now() >= deadline {
                     break;
                 }
                 continue;
             }
-            let is_for_engine = matches!(
-                next_execution,
-                NextExecution::Runs | NextExecution::Fails(_)
-            );
-            let is_over = self.pump.dead.is_some() && self.pump.on_device.is_empty();
+            let is_for_engine = matches!(front, Front::Runs | Front::Fails(_));
+            let is_over = self.pump.dead.is_some() && self.pump.flights.is_empty();
             if is_for_engine || is_over || self.pump.shared.wanted() {
                 break;
             }
@@ -224,17 +219,15 @@ impl Driver {
     pub(super) fn poll_once(&mut self) {
         self.prestage();
         self.pump.progress();
-        while self.pump.shared.alone
-            && matches!(self.next_execution(), NextExecution::Runs)
-            && self.next_is_small()
+        while self.pump.shared.alone && matches!(self.front(), Front::Runs) && self.next_is_small()
         {
             let Some(task) = self.next_task() else { break };
             self.carry_out(task);
         }
     }
 
-    /// Prepares the release of the driver lock; returns whether the engine's thread must take over now. With `polling`,
-    /// that thread polls again soon on its own.
+    /// What a thread does before it leaves the driver to itself; whether the engine's thread must come now.
+    /// With `polling`, that thread looks again soon of its own accord.
     pub(super) fn leave(&mut self, polling: bool) -> bool {
         if !polling {
             loop {
@@ -244,30 +237,30 @@ impl Driver {
                 }
             }
         }
-        if self.broken || self.suspended.is_some() || self.pump.shared.wanted() {
+        if self.broken || self.parked.is_some() || self.pump.shared.wanted() {
             return true;
         }
-        match self.next_execution() {
-            NextExecution::Nothing => {}
-            NextExecution::Runs => return !polling || !self.next_may_pause(),
+        match self.front() {
+            Front::Nothing => {}
+            Front::Runs => return !polling || !self.next_may_pause(),
             // Nobody else looks whether it can begin.
-            NextExecution::Waits | NextExecution::Fails(_) => return true,
+            Front::Waits | Front::Fails(_) => return true,
         }
         !polling
             && self
                 .pump
                 .deadline()
-                .is_some_and(|at| at < self.engine_polls_at)
+                .is_some_and(|at| at < self.engine_looks_at)
     }
 
     pub(super) fn has_task(&self) -> bool {
-        self.suspended.is_some() || !self.pump.ready.is_empty()
+        self.parked.is_some() || !self.pump.ready.is_empty()
     }
 
     /// A bug of ours has shown itself: must not leave the callers waiting, nor the peers.
     pub(super) fn break_down(&mut self) {
         self.pump.running = None;
-        self.suspended = None;
+        self.parked = None;
         self.broken = true;
     }
 
@@ -282,7 +275,7 @@ impl Driver {
                 ),
             });
         }
-        self.pump.await_on_device();
+        self.pump.await_flights();
         let orderly = self.pump.dead.is_none() && !self.broken;
         for (_, backend) in &mut self.devices {
             backend.close(orderly);
@@ -302,10 +295,10 @@ impl Driver {
     /// cannot begin is looked at by the clock, less often each time.
     fn sleep_limit(&mut self) -> Duration {
         let limit = self.pump.sleep_limit();
-        if self.idle_polls == 0 {
+        if self.looks_in_vain == 0 {
             return limit;
         }
-        let doublings = self.idle_polls.min(16);
+        let doublings = self.looks_in_vain.min(16);
         limit.min((EVENT_NAP * (1 << doublings)).min(EVENT_NAP_MAX))
     }
 }
@@ -314,11 +307,11 @@ impl Pump {
     /// One look at everything that may have happened. `true`: something did.
     pub(super) fn progress(&mut self) -> bool {
         let mut progress = false;
-        self.cached_time = CachedTime::default();
+        self.moment = Moment::default();
         self.polls = self.polls.wrapping_add(1);
         if self.polls.is_multiple_of(POLLS_PER_SILENCE_CHECK) {
             // A thread that goes from one collective to the next never asks for its sleep.
-            self.check_neighbours(self.shared.now());
+            self.look_after_neighbours(self.shared.now());
         }
         if self.dead.is_none() {
             while let Some(event) = self.control.poll() {
@@ -335,7 +328,7 @@ impl Pump {
             let mut time = None;
             let deadline = self.node.next_deadline();
             if deadline.is_some() || self.inspection.looks() {
-                let now = *time.insert(self.cached_time.of(&self.shared));
+                let now = *time.insert(self.moment.of(&self.shared));
                 if deadline.is_some_and(|deadline| deadline <= now) {
                     self.node.handle_timeout(now);
                     progress = true;
@@ -343,14 +336,14 @@ impl Pump {
             }
             progress |= self.dead.is_none() && self.inspect(time);
         } else {
-            // The last messages may still wait for space in a socket; received events no longer matter.
+            // What was said last may still wait for space; news no longer matter.
             while self.control.poll().is_some() {}
         }
         if self.shared.held.load(Ordering::Acquire) != TOLD {
             let held = self.shared.held.swap(TOLD, Ordering::AcqRel);
-            self.control.send_training_state(held);
+            self.control.tell_held(held);
         }
-        progress |= self.complete_on_device();
+        progress |= self.end_flights();
         progress |= self.relay.carry(&mut self.control);
         progress |= self.send_replica_reports();
         progress |= self.recording.send_queued(&self.relay, &mut self.control);
@@ -362,9 +355,9 @@ impl Pump {
     }
 
     fn handle_frame(&mut self, from: Rank, bytes: Vec<u8>) {
-        let handled = self.handle_message(from, &bytes);
+        let heard = self.hear(from, &bytes);
         self.control.give_back(bytes);
-        if let Err(e) = handled {
+        if let Err(e) = heard {
             let cause = LossCause::Unreadable(e.to_string());
             self.end_generation(&PeerLost {
                 rank: from,
@@ -374,19 +367,19 @@ impl Pump {
         }
     }
 
-    fn handle_message(&mut self, from: Rank, bytes: &[u8]) -> Result<(), DecodeError> {
+    fn hear(&mut self, from: Rank, bytes: &[u8]) -> Result<(), DecodeError> {
         let is_from_above = self.parent() == Some(from);
-        let now = || self.cached_time.of(&self.shared);
+        let now = || self.moment.of(&self.shared);
         if is_from_above {
-            let message = &mut self.from_parent;
+            let message = &mut self.heard_from_above;
             message.decode_with(bytes, &mut self.spare_responses)?;
-            if !self.node.handle_from_parent(now, message) {
+            if !self.node.hear_from_above(now, message) {
                 self.shared.lock().worker.handle_message(message);
             }
         } else {
-            let message = &mut self.from_children;
+            let message = &mut self.heard_from_below;
             message.decode_from(bytes)?;
-            self.node.handle_from_child(now, from, message);
+            self.node.hear_from_below(now, from, message);
         }
         Ok(())
     }
@@ -415,9 +408,9 @@ impl Pump {
     fn worker_action(&mut self, action: WorkerAction) {
         match action {
             WorkerAction::Send(message) => {
-                let now = || self.cached_time.of(&self.shared);
+                let now = || self.moment.of(&self.shared);
                 let me = self.topology.rank;
-                if !self.node.handle_from_child(now, me, &message) {
+                if !self.node.hear_from_below(now, me, &message) {
                     self.send_up(&message);
                 }
                 self.shared.lock().worker.recycle_message(message);
@@ -526,7 +519,7 @@ impl Pump {
 
 impl Node {
     /// A child or this rank's worker said something to the coordinator. `false` at a leaf, which only passes it on.
-    pub(super) fn handle_from_child(
+    pub(super) fn hear_from_below(
         &mut self,
         now: impl FnOnce() -> Time,
         from: Rank,

@@ -17,7 +17,7 @@ use crate::hang::{
 
 const NS_PER_MS: u64 = 1_000_000;
 
-/// GPU watch of one rank, and on rank 0 the inquiry about all.
+/// What one rank does about its GPU, and rank 0 about all.
 pub(super) struct GpuWatch {
     watch: DeviceWatch,
     /// On rank 0 of several.
@@ -58,7 +58,7 @@ impl GpuWatch {
         }
     }
 
-    /// Makes progress on rank 0.
+    /// What rank 0 does now.
     pub(super) fn poll(
         &mut self,
         now: Time,
@@ -81,15 +81,15 @@ impl GpuWatch {
 /// Where this rank's GPU stands; `None` before it is given anything.
 pub(super) fn device_standing(shared: &EngineState) -> Option<DeviceStanding> {
     let progress = shared.gpu.progress()?;
-    let at = progress.oldest.map(|oldest| OnDevice {
-        seq: oldest.seq,
-        key: (oldest.set, Arc::clone(&oldest.title)),
-        phase: match oldest.phase {
+    let at = progress.front.map(|front| OnDevice {
+        seq: front.seq,
+        key: (front.set, Arc::clone(&front.title)),
+        phase: match front.phase {
             WorkPhase::Launching => Phase::Launching,
             WorkPhase::AwaitsEvents => Phase::AwaitsInputs,
             WorkPhase::Runs => Phase::Runs,
         },
-        ms: u64::try_from(oldest.since.elapsed().as_millis()).unwrap_or(u64::MAX),
+        ms: u64::try_from(front.since.elapsed().as_millis()).unwrap_or(u64::MAX),
     });
     let given = progress.last;
     Some(DeviceStanding { given, at })

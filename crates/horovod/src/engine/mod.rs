@@ -72,7 +72,7 @@ pub struct Engine {
     has_callback_thread: AtomicBool,
 }
 
-/// State that all threads access without the driver lock.
+/// What all threads touch without the driver lock.
 pub(crate) struct EngineState {
     state: Mutex<Negotiation>,
     handles: handles::Handles,
@@ -96,7 +96,7 @@ pub(crate) struct EngineState {
     is_elastic: bool,
     /// Whether some rank came to this round without the current training state.
     needs_sync: bool,
-    /// Training state of this process, for the launcher of an elastic job; [`TOLD`] once it has been sent.
+    /// What the launcher of an elastic job is to be told that this process holds; [`TOLD`] when it was.
     held: AtomicU8,
     timeline: Arc<Timeline>,
     callers: callers::Callers,
@@ -206,7 +206,7 @@ pub(crate) struct Entry {
     /// Alltoall: rows for each member.
     splits: Option<Vec<u64>>,
     submitted: Option<Stamp>,
-    /// The allocator of its outputs; `None`: the engine.
+    /// Who allocates its outputs; `None`: the engine.
     allocator: Option<Allocator>,
 }
 
@@ -384,7 +384,7 @@ impl Engine {
         &self.config
     }
 
-    /// Ranks and their hosts.
+    /// Who is where.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
@@ -438,7 +438,7 @@ impl Engine {
     }
 
     /// Wait on the host until nothing is in flight on a device; operations that have not been launched are not waited
-    /// for. The result includes failures on a device after the end of their handle. `false`: the time is over.
+    /// for. What had failed on a device after its handle had ended is told here. `false`: the time is over.
     ///
     /// # Errors
     /// Why the generation has ended.
@@ -460,7 +460,7 @@ impl Engine {
                 || self.shared.in_flight.load(Ordering::Acquire) == 0 && is_given_up()
         });
         match end.ended_well() {
-            // The operation ended before the failure of the generation.
+            // What has ended the generation since then is not its matter.
             Some(true) => Ok(true),
             _ => waited,
         }

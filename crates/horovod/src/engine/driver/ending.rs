@@ -12,17 +12,17 @@ use crate::error::Error;
 
 /// How long a closed connection waits for the launcher to say why the process ended.
 const CAUSE_GRACE: Duration = Duration::from_millis(300);
-/// Time that a failure caused by another rank waits for that rank's name. Only the failed rank's neighbours have links
-/// to it. They see these links close, perhaps after the failure here, give the launcher [`CAUSE_GRACE`], and then send
-/// the name. With a shorter grace period this rank would report itself as lost, and its peers would repeat that report.
-/// The wait costs nothing: the failure has ended all work.
+/// How long a failure that another rank is to blame for waits for that rank's name. Only its neighbours have links to it:
+/// they see these close, which may be after the failure here, give the launcher [`CAUSE_GRACE`], and tell the others then.
+/// Who waited no longer than they do would blame itself, and so would all who hear of it first. Nothing is lost by the wait,
+/// for what failed has ended the work of all.
 const BLAME_GRACE: Duration = Duration::from_secs(2);
 
 /// A peer that is gone, while the reason may still come.
 pub(super) struct Suspect {
     pub(super) lost: PeerLost,
     /// It said goodbye; then it may itself only follow another's end.
-    pub(super) left_cleanly: bool,
+    pub(super) said_goodbye: bool,
     pub(super) deadline: Instant,
 }
 
@@ -30,7 +30,7 @@ impl Pump {
     /// A neighbour has said nothing for too long; the launcher must know, for such a process does not end by itself.
     pub(super) fn give_up_silent(&mut self, rank: Rank, silence: Duration) {
         if self.needs(rank) {
-            self.control.report_silent(rank);
+            self.control.tell_silent(rank);
         }
         let cause = LossCause::Silent {
             seconds: silence.as_secs_f64().round() as u64,
@@ -38,8 +38,7 @@ impl Pump {
         self.note_lost(rank, cause, false);
     }
 
-    /// The bytes received from a rank differ from those it sent. Both ranks live and report the same: neither is to
-    /// blame.
+    /// What came from a rank is not what it sent. Both ends live and say the same: neither is to blame.
     pub(super) fn end_for_altered(&mut self, from: Rank, what: &str) {
         let me = self.topology.rank;
         let altered = PeerLost {
@@ -56,7 +55,7 @@ impl Pump {
     }
 
     /// A link closed. After a shutdown that is how peers leave, unless something of ours still runs.
-    pub(super) fn note_lost(&mut self, rank: Rank, cause: LossCause, left_cleanly: bool) {
+    pub(super) fn note_lost(&mut self, rank: Rank, cause: LossCause, said_goodbye: bool) {
         if self.dead.is_some() || !self.needs(rank) {
             return;
         }
@@ -66,10 +65,10 @@ impl Pump {
             cause,
         };
         if let Some(suspect) = &mut self.lost {
-            // A peer that left cleanly may have left because another peer died. The death can be observed later.
-            if suspect.left_cleanly && !left_cleanly && suspect.lost.rank != rank {
+            // Who left may have left because of who died, whose end is only seen later.
+            if suspect.said_goodbye && !said_goodbye && suspect.lost.rank != rank {
                 suspect.lost = lost;
-                suspect.left_cleanly = false;
+                suspect.said_goodbye = false;
             }
             return;
         }
@@ -80,7 +79,7 @@ impl Pump {
         };
         self.lost = Some(Suspect {
             lost,
-            left_cleanly,
+            said_goodbye,
             deadline: Instant::now() + grace,
         });
     }
@@ -89,7 +88,7 @@ impl Pump {
     pub(super) fn needs(&self, rank: Rank) -> bool {
         let ready = self.ready.iter().map(|e| &e.members);
         !self.stopped
-            || self.on_device.need(rank)
+            || self.flights.need(rank)
             || self
                 .running
                 .iter()
@@ -133,7 +132,7 @@ impl Pump {
         };
         let now = self.shared.now();
         let error = Error::Lost(Box::new(lost.clone()));
-        self.on_device.abort(&Aborted(error.to_string().into()));
+        self.flights.abort(&Aborted(error.to_string().into()));
         self.dead = Some(error.clone());
         self.node.lose_peer(now, lost);
         self.shared.lock().worker.report_lost(lost.clone());
@@ -145,7 +144,7 @@ impl Pump {
         }
         let entries = self.shared.lock().remove_all();
         drop(entries);
-        // The running execution must release its tensors first.
+        // What is carried out has to let go of its tensors first.
         self.fail_unused(&error);
         tracing::debug!("generation ended: {lost}");
     }

@@ -6,7 +6,7 @@ use horovod_protocol::{Device, Execution, Op, ReduceOp, Shape};
 use horovod_transport::Aborted;
 
 use super::Driver;
-use super::on_device::DeviceExecution;
+use super::flights::Flight;
 use super::pump::Pump;
 use crate::engine::Entry;
 use crate::engine::allocation::Allocation;
@@ -32,7 +32,7 @@ pub(super) struct ExecutionTask {
     pub(super) received: Vec<Vec<usize>>,
 }
 
-/// State of the request for output memory.
+/// What became of the question for memory for outputs.
 pub(super) enum OutputMemory {
     NotAsked,
     Asked(Arc<Allocation>),
@@ -45,7 +45,7 @@ pub(super) enum OutputMemory {
 pub(super) enum Staging {
     NotBegun,
     Copies(Box<dyn StageIn>),
-    /// Entries with the copies in place of the tensors.
+    /// What stands for the entries.
     Ended(Vec<Option<Entry>>),
     Failed(Failure),
 }
@@ -60,7 +60,7 @@ impl ExecutionTask {
     }
 
     /// Whether it can go on, if it waits for something.
-    fn poll(&mut self, is_dead: bool) -> NextExecution {
+    fn look(&mut self, is_dead: bool) -> Front {
         if let OutputMemory::Asked(allocation) = &self.memory
             && let Some(outcome) = allocation.poll()
         {
@@ -69,7 +69,7 @@ impl ExecutionTask {
                 Err(why) => OutputMemory::Refused(why),
             };
         }
-        // Never start an execution of a generation that is ending: its tensors are about to be released.
+        // What has no future must not begin to read tensors that are given back soon.
         if let Staging::Copies(copies) = &mut self.staging
             && !is_dead
             && let Some(outcome) = copies.poll()
@@ -83,13 +83,11 @@ impl ExecutionTask {
             };
         }
         match (&self.memory, &self.staging) {
-            (OutputMemory::Refused(why), _) => NextExecution::Fails(Failure::Local(why.clone())),
-            (_, Staging::Failed(failure)) => NextExecution::Fails(failure.clone()),
-            // An execution of a generation that is ending is not waited for.
-            (OutputMemory::Asked(_), _) | (_, Staging::Copies(_)) if !is_dead => {
-                NextExecution::Waits
-            }
-            _ => NextExecution::Runs,
+            (OutputMemory::Refused(why), _) => Front::Fails(Failure::Local(why.clone())),
+            (_, Staging::Failed(failure)) => Front::Fails(failure.clone()),
+            // What has no future ends.
+            (OutputMemory::Asked(_), _) | (_, Staging::Copies(_)) if !is_dead => Front::Waits,
+            _ => Front::Runs,
         }
     }
 
@@ -99,8 +97,8 @@ impl ExecutionTask {
     }
 }
 
-/// State of the next execution in the total order.
-pub(super) enum NextExecution {
+/// What is next in the total order.
+pub(super) enum Front {
     Nothing,
     /// It cannot begin yet: bytes of a tensor, or memory, are not there.
     Waits,
@@ -112,38 +110,38 @@ pub(super) enum NextExecution {
 
 impl Driver {
     /// Look whether what is next can begin.
-    pub(super) fn next_execution(&mut self) -> NextExecution {
-        let next_execution = self.poll_next();
-        self.idle_polls = match next_execution {
-            NextExecution::Waits => self.idle_polls.saturating_add(1),
+    pub(super) fn front(&mut self) -> Front {
+        let front = self.look_at_front();
+        self.looks_in_vain = match front {
+            Front::Waits => self.looks_in_vain.saturating_add(1),
             _ => 0,
         };
-        next_execution
+        front
     }
 
-    fn poll_next(&mut self) -> NextExecution {
-        if let Some(task) = &mut self.suspended {
-            return task.poll(self.pump.dead.is_some());
+    fn look_at_front(&mut self) -> Front {
+        if let Some(task) = &mut self.parked {
+            return task.look(self.pump.dead.is_some());
         }
         self.forget_removed_sets();
         let Some(execution) = self.pump.ready.front() else {
-            return NextExecution::Nothing;
+            return Front::Nothing;
         };
-        if self.pump.on_device.is_full() {
-            return NextExecution::Waits;
+        if self.pump.flights.is_full() {
+            return Front::Waits;
         }
         if !self.pump.has_ready_events {
-            return NextExecution::Runs;
+            return Front::Runs;
         }
         match self.pump.shared.lock().poll_events(&execution.items) {
-            Ok(true) => NextExecution::Runs,
-            Ok(false) => NextExecution::Waits,
-            Err(cause) => NextExecution::Fails(Failure::Local(cause)),
+            Ok(true) => Front::Runs,
+            Ok(false) => Front::Waits,
+            Err(cause) => Front::Fails(Failure::Local(cause)),
         }
     }
 
-    /// Forgets the agreement of a removed set's members, at the removal's place in the order. That place is the same on
-    /// every rank: later members under the set's id are others, or agree anew.
+    /// What the members of a removed set have agreed on ends at its place in the order: on every rank, for those who come
+    /// under its id are others, or agree anew.
     fn forget_removed_sets(&mut self) {
         while let Some((after, set)) = self.pump.removed_sets.front() {
             let next = self.pump.ready.front().map(|execution| execution.seq);
@@ -160,8 +158,8 @@ impl Driver {
 
     /// Whether a thread may carry out what is next that must be able to leave.
     pub(super) fn next_may_pause(&mut self) -> bool {
-        if let Some(task) = &self.suspended {
-            // An execution that has waited for memory, or for copies of its tensors, runs to its end.
+        if let Some(task) = &self.parked {
+            // What has waited for memory, or for copies of its tensors, runs to its end.
             return matches!(task.memory, OutputMemory::NotAsked)
                 && matches!(task.staging, Staging::NotBegun);
         }
@@ -180,8 +178,8 @@ impl Driver {
     }
 
     pub(super) fn next_task(&mut self) -> Option<ExecutionTask> {
-        if self.suspended.is_some() {
-            return self.suspended.take();
+        if self.parked.is_some() {
+            return self.parked.take();
         }
         let execution = self.pump.ready.pop_front()?;
         self.host.catch_up(&mut self.pump.announced, execution.seq);
@@ -205,30 +203,30 @@ impl Driver {
         let result = self.start(&mut task);
         if std::mem::take(&mut self.pump.broken_off) && result.is_err() {
             self.host.rewind();
-            self.suspended = Some(task);
+            self.parked = Some(task);
             return;
         }
         match result {
             Ok(Outcome::Ended) => self.complete(task),
             Ok(Outcome::Asked(allocation)) => {
                 task.memory = OutputMemory::Asked(allocation);
-                self.suspended = Some(task);
+                self.parked = Some(task);
             }
             Ok(Outcome::Copies(copies)) => {
                 task.staging = Staging::Copies(copies);
-                self.suspended = Some(task);
+                self.parked = Some(task);
             }
             Ok(Outcome::InFlight(execution, backend)) => {
                 self.pump.running = None;
                 self.pump.runs = None;
-                let launched = DeviceExecution {
+                let flight = Flight {
                     task,
                     execution,
                     backend,
                     output_shapes: None,
                 };
-                self.pump.on_device.push(launched);
-                self.pump.publish_in_flight();
+                self.pump.flights.push(flight);
+                self.pump.tell_in_flight();
             }
             Err(failure) => self.give_up(task, failure),
         }
@@ -389,8 +387,8 @@ impl Driver {
     }
 
     fn next(&self) -> Option<&Execution> {
-        let suspended = self.suspended.as_ref().map(|task| &task.execution);
-        suspended.or(self.pump.ready.front())
+        let parked = self.parked.as_ref().map(|task| &task.execution);
+        parked.or(self.pump.ready.front())
     }
 
     pub(super) fn next_is_small(&self) -> bool {
@@ -470,7 +468,7 @@ impl Pump {
     /// Every handle ends with this but those of executions that may still touch their tensors.
     pub(super) fn fail_unused(&self, error: &Error) {
         if self.running.is_none() {
-            let in_use = |handle| self.on_device.uses(handle);
+            let in_use = |handle| self.flights.uses(handle);
             self.shared.handles.fail_pending(error, in_use);
         }
     }

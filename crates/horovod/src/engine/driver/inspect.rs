@@ -7,7 +7,7 @@ use horovod_protocol::{
     Execution, LossCause, PeerLost, ProcessSetId, Rank, StalledRequest, StopReason, Time,
 };
 
-use super::on_device::DeviceExecutions;
+use super::flights::Flights;
 use super::pump::Pump;
 use crate::engine::inspection::{Deadlock, GpuNews, InHand, Surroundings};
 use crate::hang::Key;
@@ -22,13 +22,9 @@ pub(super) struct Runs {
 }
 
 /// Names of operations that all ranks have agreed on and that have not ended; of a fused collective that runs, the first.
-fn names_in_hand(
-    runs: Option<&Runs>,
-    on_device: &DeviceExecutions,
-    ready: &VecDeque<Execution>,
-) -> Vec<Key> {
+fn names_in_hand(runs: Option<&Runs>, flights: &Flights, ready: &VecDeque<Execution>) -> Vec<Key> {
     let runs = runs.map(|runs| (runs.set.0, runs.name.clone()));
-    let later = on_device.executions().chain(ready);
+    let later = flights.executions().chain(ready);
     let later = later.flat_map(|execution| {
         let items = execution.items.iter();
         items.map(|item| (execution.set.0, item.name.clone()))
@@ -83,7 +79,7 @@ impl Pump {
 
     /// Whether an execution was started and has not ended.
     pub(super) fn carries_out(&self) -> bool {
-        self.running.is_some() || !self.on_device.is_empty()
+        self.running.is_some() || !self.flights.is_empty()
     }
 
     /// The same, or it is about to be.
@@ -120,7 +116,7 @@ impl Pump {
             &mut self.control,
             InHand {
                 running,
-                names: &|| names_in_hand(self.runs.as_ref(), &self.on_device, &self.ready),
+                names: &|| names_in_hand(self.runs.as_ref(), &self.flights, &self.ready),
             },
         );
         let Some(found) = found else { return sent };

@@ -17,14 +17,14 @@ use crate::engine::nanos;
 /// by so much per level; it is far from any warning time, and rare in a job whose ranks go in step.
 const HOLD: Duration = Duration::from_millis(100);
 
-/// This rank's node in the control tree, between the workers and the coordinator.
+/// What stands between the workers and the order that they all follow.
 pub(super) enum Node {
     Root(Box<Coordinator>),
     Inner(Box<Aggregator>),
     Leaf,
 }
 
-/// An action of the node for the engine.
+/// What the engine shall do for it.
 pub(super) enum NodeAction {
     /// Send to the parent.
     Up(ToCoordinator),
@@ -73,7 +73,7 @@ impl Node {
     }
 
     /// The parent said something to the workers. `false`: it goes to this rank's worker as it is.
-    pub(super) fn handle_from_parent(
+    pub(super) fn hear_from_above(
         &mut self,
         now: impl FnOnce() -> Time,
         message: &ToWorker,
@@ -110,8 +110,8 @@ impl Node {
     }
 }
 
-/// A sentence for each rank that is silent altogether, as no rank behind it can send either. The stall report cannot
-/// tell these apart. Empty in most reports.
+/// What a report cannot know: behind a rank that is silent altogether, nobody is heard. One sentence for each such
+/// rank, empty in most reports.
 pub(super) fn unheard(report: &StallReport, tree: &Tree) -> String {
     let mut text = String::new();
     let Some(first) = report.stalled.first() else {

@@ -14,9 +14,9 @@ use horovod_protocol::{
 use horovod_transport::{Aborted, Control, ControlEvent, Idle, Topology, Waiter};
 
 use super::ending::Suspect;
+use super::flights::Flights;
 use super::inspect::Runs;
 use super::node::Node;
-use super::on_device::DeviceExecutions;
 use super::replicas::ReplicaCheck;
 use crate::config::Config;
 use crate::engine::backend::host::Announced;
@@ -57,7 +57,7 @@ pub(super) struct Pump {
     /// Members of the execution that was started and has not ended.
     pub(super) running: Option<Arc<[Rank]>>,
     /// Executions that go on by themselves.
-    pub(super) on_device: DeviceExecutions,
+    pub(super) flights: Flights,
     pub(super) shutdown_deadline: Option<Instant>,
     /// The thread in charge has to leave by then, also in the middle of a collective.
     pub(super) leave_by: Option<Instant>,
@@ -65,8 +65,8 @@ pub(super) struct Pump {
     pub(super) broken_off: bool,
     pub(super) frame: Vec<u8>,
     /// The last messages; the next are read into their memory.
-    pub(super) from_children: ToCoordinator,
-    pub(super) from_parent: ToWorker,
+    pub(super) heard_from_below: ToCoordinator,
+    pub(super) heard_from_above: ToWorker,
     pub(super) spare_responses: Vec<Arc<Response>>,
     pub(super) recording: Recording,
     pub(super) relay: Relay,
@@ -77,14 +77,14 @@ pub(super) struct Pump {
     /// How long a neighbour may be silent; `None`: for ever.
     pub(super) heartbeat: Option<Duration>,
     pub(super) polls: u32,
-    pub(super) cached_time: CachedTime,
+    pub(super) moment: Moment,
 }
 
 /// The time of one look at everything, read when it is first asked for.
 #[derive(Default)]
-pub(super) struct CachedTime(Cell<Option<Time>>);
+pub(super) struct Moment(Cell<Option<Time>>);
 
-impl CachedTime {
+impl Moment {
     pub(super) fn of(&self, shared: &EngineState) -> Time {
         let now = self.0.get().unwrap_or_else(|| shared.now());
         self.0.set(Some(now));
@@ -92,11 +92,11 @@ impl CachedTime {
     }
 }
 
-/// Parts of the mesh that the pump needs: all but the links for data.
+/// What the pump needs of the mesh: all but the links for data.
 pub(super) struct ControlPlane {
-    /// Ranks and their hosts.
+    /// Who there is, and where.
     pub(super) topology: Topology,
-    /// Control tree: which ranks exchange negotiation messages.
+    /// Who talks to whom in the negotiation.
     pub(super) tree: Tree,
     /// The links along that tree.
     pub(super) control: Control,
@@ -122,7 +122,7 @@ impl Pump {
         Self {
             heartbeat,
             polls: 0,
-            cached_time: CachedTime::default(),
+            moment: Moment::default(),
             recording: Recording::new(shared.timeline.clone()),
             relay: Relay::new(topology.rank, tree.clone()),
             inspection: Inspection::new(config, &topology),
@@ -143,13 +143,13 @@ impl Pump {
             stopped: false,
             left: None,
             running: None,
-            on_device: DeviceExecutions::default(),
+            flights: Flights::default(),
             shutdown_deadline: None,
             leave_by: None,
             broken_off: false,
             frame: Vec::new(),
-            from_children: ToCoordinator::empty(),
-            from_parent: ToWorker::empty(),
+            heard_from_below: ToCoordinator::empty(),
+            heard_from_above: ToWorker::empty(),
             spare_responses: Vec::new(),
         }
     }
@@ -212,7 +212,7 @@ impl Pump {
         if Inspection::is_meant(&received) {
             self.inspection.hears(&received, &self.shared, executes);
         } else if replicas::is_message(received.message) {
-            self.handle_replica(&received);
+            self.hear_replica(&received);
         } else {
             self.recording.hears(&received);
         }
@@ -243,7 +243,7 @@ impl Pump {
         let ends = self.lost.iter().map(|suspect| suspect.deadline);
         let ends = ends.chain(self.shutdown_deadline).min();
         let ends = ends.map(|at| nanos(at.saturating_duration_since(self.shared.started)));
-        let ours = self.timer(|| self.cached_time.of(&self.shared));
+        let ours = self.timer(|| self.moment.of(&self.shared));
         let ours = ours.map(|at| at.0);
         ours.into_iter().chain(ends).min()
     }
@@ -265,12 +265,12 @@ impl Pump {
     /// is silent.
     pub(super) fn sleep_limit(&mut self) -> Duration {
         let now = self.shared.now();
-        if self.check_neighbours(now) {
+        if self.look_after_neighbours(now) {
             return Duration::ZERO;
         }
         let mut limit = SLEEP_MAX;
-        let heartbeat_due = self.control.heartbeat_due().filter(|_| self.dead.is_none());
-        if let Some(at) = heartbeat_due.into_iter().chain(self.timer(|| now)).min() {
+        let looks = self.control.look_due().filter(|_| self.dead.is_none());
+        if let Some(at) = looks.into_iter().chain(self.timer(|| now)).min() {
             limit = limit.min(Duration::from_nanos(at.0.saturating_sub(now.0)));
         }
         if self.dead.is_none()
@@ -292,25 +292,25 @@ impl Pump {
     }
 
     /// Tells the neighbours that this rank lives and sees whether they do, if it is time. `true`: there may be news.
-    pub(super) fn check_neighbours(&mut self, now: Time) -> bool {
-        self.dead.is_none() && (self.control.check_neighbours(now) | self.watch_gpus(now))
+    pub(super) fn look_after_neighbours(&mut self, now: Time) -> bool {
+        self.dead.is_none() && (self.control.look_after(now) | self.watch_gpus(now))
     }
 
     /// Whether the thread may end: this process asked for it and the peers know, or cannot be told.
     pub(super) fn finished(&mut self) -> bool {
         let overdue = self.shutdown_overdue();
-        // Events that a caller has yet to record must still be sent.
+        // What a caller still has to tell of itself must not come too late.
         let telling = self.stopped && self.shared.recorded_calls.load(Ordering::SeqCst) > 0;
         let unsent = self.control.has_unsent()
             || telling
             || self.shared.replicas.has_queued()
             || !self.is_recording_settled();
-        if overdue && !self.on_device.is_empty() {
+        if overdue && !self.flights.is_empty() {
             self.end_overdue();
         }
-        // Executions that were agreed before the stop are carried out.
+        // What was agreed before the stop is carried out.
         let unsent = unsent || self.running.is_some() || !self.ready.is_empty();
-        self.on_device.is_empty()
+        self.flights.is_empty()
             && self.shared.shutdown_requested.load(Ordering::Acquire)
             && (self.dead.is_some() || (self.stopped && !unsent) || overdue)
     }

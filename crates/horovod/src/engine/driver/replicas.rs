@@ -54,7 +54,7 @@ impl Pump {
     }
 
     /// Another rank reports.
-    pub(super) fn handle_replica(&mut self, received: &OutOfBandMessage<'_>) {
+    pub(super) fn hear_replica(&mut self, received: &OutOfBandMessage<'_>) {
         match Report::decode(received.message) {
             Ok(report) if self.topology.rank == COORDINATOR => self.collect(received.from, report),
             Ok(_) => tracing::debug!("{} reported its parameters, not to rank 0", received.from),

@@ -130,7 +130,7 @@ fn who_fails_because_of_another_waits_until_the_neighbour_of_that_one_has_said_w
 #[test]
 fn copies_that_fail_because_of_another_wait_for_its_name_too() {
     let why = end_after(|driver| {
-        driver.suspended = Some(ExecutionTask {
+        driver.parked = Some(ExecutionTask {
             execution: sum_over(&[0, 1, 2], None),
             entries: Vec::new(),
             recorded: None,

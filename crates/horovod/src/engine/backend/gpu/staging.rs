@@ -436,7 +436,7 @@ pub(super) fn end(
             };
             let buffer = own.or_else(|| Some(given?.take()?.0));
             if buffer.is_none() && matches!(output, Some((_, Output::Even { .. }))) {
-                // The error goes to the caller, who expects the result in its own output.
+                // Whoever looks for it elsewhere is told.
                 *slot = Some((made, shape));
                 continue;
             }

@@ -14,14 +14,14 @@ use crate::engine::recording::By;
 use crate::error::Error;
 
 /// Executions that may be in flight at once; the next is started when one has ended.
-const ON_DEVICE_MAX: usize = 256;
+const FLIGHTS_MAX: usize = 256;
 /// How long what was aborted is waited for.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 /// Between two looks at it when nothing else is left to do.
 const ABORT_NAP: Duration = Duration::from_millis(1);
 
 /// One execution on its way.
-pub(super) struct DeviceExecution {
+pub(super) struct Flight {
     pub(super) task: ExecutionTask,
     pub(super) execution: Box<dyn InFlight>,
     pub(super) backend: &'static str,
@@ -31,123 +31,123 @@ pub(super) struct DeviceExecution {
 
 /// All that are on their way, in the order of their starts.
 #[derive(Default)]
-pub(super) struct DeviceExecutions {
-    list: Vec<DeviceExecution>,
+pub(super) struct Flights {
+    flights: Vec<Flight>,
     /// When they are waited for no longer; once they were aborted.
     deadline: Option<Instant>,
     /// That one will not end well was told.
-    has_reported_failing: bool,
+    told_failing: bool,
 }
 
-impl DeviceExecution {
+impl Flight {
     fn entries(&self) -> impl Iterator<Item = EntryId> {
         self.task.execution.items.iter().filter_map(|i| i.entry)
     }
 }
 
-impl DeviceExecutions {
+impl Flights {
     pub(super) fn is_empty(&self) -> bool {
-        self.list.is_empty()
+        self.flights.is_empty()
     }
 
     pub(super) fn executions(&self) -> impl Iterator<Item = &Execution> {
-        self.list.iter().map(|launched| &launched.task.execution)
+        self.flights.iter().map(|flight| &flight.task.execution)
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.list.len() >= ON_DEVICE_MAX
+        self.flights.len() >= FLIGHTS_MAX
     }
 
-    pub(super) fn push(&mut self, launched: DeviceExecution) {
-        self.list.push(launched);
+    pub(super) fn push(&mut self, flight: Flight) {
+        self.flights.push(flight);
     }
 
     pub(super) fn abort(&mut self, cause: &Aborted) {
         self.deadline
             .get_or_insert_with(|| Instant::now() + ABORT_TIMEOUT);
-        for launched in &mut self.list {
-            launched.execution.abort(cause);
+        for flight in &mut self.flights {
+            flight.execution.abort(cause);
         }
     }
 
     /// Whether the operation of this handle is among them.
     pub(super) fn uses(&self, handle: Handle) -> bool {
-        let mut entries = self.list.iter().flat_map(DeviceExecution::entries);
+        let mut entries = self.flights.iter().flat_map(Flight::entries);
         entries.any(|id| id.0 == handle.0)
     }
 
     /// Whether this rank takes part in one of them.
     pub(super) fn need(&self, rank: Rank) -> bool {
         let mut members = self
-            .list
+            .flights
             .iter()
-            .map(|launched| &launched.task.execution.members);
+            .map(|flight| &flight.task.execution.members);
         members.any(|members| members.contains(&rank))
     }
 
     /// Results of what was launched since the last look.
     fn take_launched(&mut self) -> Option<Results> {
-        self.list.iter_mut().find_map(|launched| {
-            let results = launched.execution.launched()?;
-            launched.output_shapes = Some(launched.task.output_shapes(&results));
+        self.flights.iter_mut().find_map(|flight| {
+            let results = flight.execution.launched()?;
+            flight.output_shapes = Some(flight.task.output_shapes(&results));
             Some(results)
         })
     }
 
     /// Why one that has not ended will not end well, once.
     fn take_failing(&mut self) -> Option<Failure> {
-        if self.has_reported_failing {
+        if self.told_failing {
             return None;
         }
-        let mut list = self.list.iter();
-        let failure = list.find_map(|launched| launched.execution.failing())?;
-        self.has_reported_failing = true;
+        let mut flights = self.flights.iter();
+        let failure = flights.find_map(|flight| flight.execution.failing())?;
+        self.told_failing = true;
         Some(failure)
     }
 
-    fn take_ended(&mut self) -> Option<(DeviceExecution, Result<Results, Failure>)> {
-        let mut list = self.list.iter_mut().enumerate();
-        let (i, result) = list.find_map(|(i, f)| Some((i, f.execution.poll()?)))?;
-        Some((self.list.remove(i), result))
+    fn take_ended(&mut self) -> Option<(Flight, Result<Results, Failure>)> {
+        let mut flights = self.flights.iter_mut().enumerate();
+        let (i, result) = flights.find_map(|(i, f)| Some((i, f.execution.poll()?)))?;
+        Some((self.flights.remove(i), result))
     }
 }
 
 impl Pump {
     /// Tell of what has ended. `true`: something has.
-    pub(super) fn complete_on_device(&mut self) -> bool {
-        if self.on_device.is_empty() {
+    pub(super) fn end_flights(&mut self) -> bool {
+        if self.flights.is_empty() {
             return false;
         }
-        let progress = self.poll_on_device();
-        self.publish_in_flight();
+        let progress = self.look_at_flights();
+        self.tell_in_flight();
         progress
     }
 
     /// For who waits for devices.
-    pub(super) fn publish_in_flight(&self) {
-        let in_flight = self.on_device.list.len();
+    pub(super) fn tell_in_flight(&self) {
+        let in_flight = self.flights.flights.len();
         self.shared.in_flight.store(in_flight, Ordering::Release);
     }
 
-    fn poll_on_device(&mut self) -> bool {
+    fn look_at_flights(&mut self) -> bool {
         let mut progress = false;
-        while let Some(results) = self.on_device.take_launched() {
+        while let Some(results) = self.flights.take_launched() {
             progress = true;
             let results = results.into_iter();
             self.shared
                 .handles
                 .complete(results.map(|(id, result)| (Handle(id.0), result)));
         }
-        while let Some((launched, result)) = self.on_device.take_ended() {
+        while let Some((flight, result)) = self.flights.take_ended() {
             progress = true;
-            let handles: Vec<_> = launched.entries().map(|id| Handle(id.0)).collect();
-            let stage = launched.execution.stage();
-            let DeviceExecution {
+            let handles: Vec<_> = flight.entries().map(|id| Handle(id.0)).collect();
+            let stage = flight.execution.stage();
+            let Flight {
                 mut task,
                 backend,
                 output_shapes: launched,
                 ..
-            } = launched;
+            } = flight;
             // Before anybody hears of the end: the owners may give back memory that is waited for.
             task.entries.clear();
             match result {
@@ -172,36 +172,36 @@ impl Pump {
             }
         }
         if self.dead.is_none()
-            && let Some(failure) = self.on_device.take_failing()
+            && let Some(failure) = self.flights.take_failing()
         {
             // The peers wait for this rank, and must not wait until its device comes to rest.
             progress = true;
             self.failure(failure);
         }
         let is_over = |deadline| Instant::now() >= deadline;
-        if self.on_device.deadline.is_some_and(is_over) && !self.on_device.is_empty() {
+        if self.flights.deadline.is_some_and(is_over) && !self.flights.is_empty() {
             progress = true;
-            self.leak_on_device();
+            self.leak_flights();
         }
         progress
     }
 
-    /// Gives up executions that do not end; they may still use their tensors.
-    fn leak_on_device(&mut self) {
-        for launched in std::mem::take(&mut self.on_device.list) {
+    /// What does not end is waited for no longer, though it may still use its tensors.
+    fn leak_flights(&mut self) {
+        for flight in std::mem::take(&mut self.flights.flights) {
             tracing::error!(
                 "{} does not end after it was aborted; the memory of its tensors is never given back, and no callback \
                  of it is run",
-                launched.backend
+                flight.backend
             );
-            launched.execution.give_up(ABORT_TIMEOUT);
+            flight.execution.give_up(ABORT_TIMEOUT);
             let error = self.dead.clone().unwrap_or(Error::Closed);
-            let handles: Vec<_> = launched.entries().map(|id| Handle(id.0)).collect();
+            let handles: Vec<_> = flight.entries().map(|id| Handle(id.0)).collect();
             for handle in &handles {
                 self.shared.handles.forget_callback(*handle);
             }
-            // Memory that may still be written to must not be reused.
-            std::mem::forget(launched);
+            // What may still be written to must not become other memory.
+            std::mem::forget(flight);
             let failed = handles
                 .into_iter()
                 .map(|handle| (handle, Err(error.clone())));
@@ -210,11 +210,10 @@ impl Pump {
     }
 
     /// The engine ends: nothing may touch a tensor after its owner has been told so.
-    pub(super) fn await_on_device(&mut self) {
-        self.on_device
-            .abort(&Aborted("the engine has ended".into()));
-        while !self.on_device.is_empty() {
-            if !self.complete_on_device() {
+    pub(super) fn await_flights(&mut self) {
+        self.flights.abort(&Aborted("the engine has ended".into()));
+        while !self.flights.is_empty() {
+            if !self.end_flights() {
                 std::thread::sleep(ABORT_NAP);
             }
         }
