@@ -108,8 +108,8 @@ impl Engine {
         let Some(members) = self.members_beside(set) else {
             return;
         };
-        let has_names = members.first() == Some(&self.topology.rank);
-        let report = Report::new(set, number, replica, has_names);
+        let says_names = members.first() == Some(&self.topology.rank);
+        let report = Report::new(set, number, replica, says_names);
         self.shared.replicas.add(report);
         self.driver_lock.poll_once();
         // The thread that makes progress may have looked before.

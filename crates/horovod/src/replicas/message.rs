@@ -32,7 +32,7 @@ pub(crate) fn is_message(bytes: &[u8]) -> bool {
 
 impl Report {
     /// Names and advice are said by one rank of the set.
-    pub(crate) fn new(set: ProcessSetId, number: u64, replica: Replica, has_names: bool) -> Self {
+    pub(crate) fn new(set: ProcessSetId, number: u64, replica: Replica, says_names: bool) -> Self {
         let Replica {
             key,
             mut names,
@@ -47,7 +47,7 @@ impl Report {
             }));
         }
         names.truncate(sums.len());
-        if names.len() < sums.len() || !has_names {
+        if names.len() < sums.len() || !says_names {
             names.clear();
             advice.clear();
         }
@@ -142,9 +142,9 @@ mod tests {
         #[test]
         fn what_is_reported_is_received(
             sums in prop::collection::vec(any::<u64>(), 0..20),
-            (set, number, has_names) in (any::<u32>(), any::<u64>(), any::<bool>()),
+            (set, number, says_names) in (any::<u32>(), any::<u64>(), any::<bool>()),
         ) {
-            let report = Report::new(ProcessSetId(set), number, replica(sums), has_names);
+            let report = Report::new(ProcessSetId(set), number, replica(sums), says_names);
             let bytes = report.encode();
             prop_assert!(is_message(&bytes));
             prop_assert_eq!(Report::decode(&bytes).unwrap(), report);
