@@ -2,7 +2,7 @@
 
 A Python block runs alone if it defines all names that it uses. Any other runs behind the page's first Python block.
 Commands run with the page's first Python block as `train.py`, or with a small script where the page has none for
-ranks. This machine replaces the hosts in commands, two ranks the number of ranks, small tensors those that are measured.
+ranks. In commands this machine replaces hosts, two ranks their number, and small tensors those that are measured.
 """
 
 from __future__ import annotations
