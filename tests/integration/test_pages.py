@@ -62,12 +62,19 @@ COMMANDS_NOT_RUN = {
     r"\b(srun|mpirun|mpiexec|jsrun|flux|sbatch|salloc|qsub|bsub)\b": (
         "needs another launcher; tests/integration/test_schedulers.py runs those that are installed"
     ),
+    r"^horovodrun python ": (
+        "needs the allocation of a batch system; tests/integration/test_schedulers.py makes some"
+    ),
     r"\b(docker|podman|apptainer|kubectl|helm)\b": "needs containers or a cluster",
     r"--device cuda\b": "needs GPUs",
     r"tests/chaos/": "takes minutes; the parts `chaos` and `soak` of tests/parts.toml run it",
 }
 # The same of blocks in Python.
 PYTHON_NOT_RUN = {r"torch\.distributed\.all_reduce": "needs two GPUs and NCCL"}
+# Blocks in Python that another test runs.
+RUN_ELSEWHERE = {
+    r"\bmpi4py\b": "tests/integration/test_mpi.py::test_the_scripts_of_the_documentation"
+}
 # Where a page's server of Spark Connect is.
 CONNECT = "sc://spark.example:15002"
 
@@ -122,8 +129,20 @@ class Block:
             known, parts = COMMANDS_NOT_RUN, self.commands() if self.is_commands() else []
         return {part: why for part in parts if (why := _reason(part, known))}
 
+    def runs_elsewhere(self) -> bool:
+        """Whether another test runs it; that test has to exist."""
+        test = _reason(self.text, RUN_ELSEWHERE) if self.language == "python" else None
+        if test:
+            file, _, name = test.partition("::")
+            assert f"def {name}(" in (harness.ROOT / file).read_text(), (
+                f"{self}: there is no {test}"
+            )
+        return test is not None
+
     def runs(self) -> bool:
         """Whether something of it runs here."""
+        if self.runs_elsewhere():
+            return False
         if not self.is_commands() or self.is_file():
             return not self.left_out()
         real = [command for command in self.commands() if not re.match(PREPARES, command)]
@@ -420,11 +439,11 @@ def test_at_most_one_block_in_twenty_does_not_run_here(capsys) -> None:
     """Of code. Commands that do not run are listed as well: many install something, or need a cluster."""
     blocks = [b for of_page in BLOCKS.values() for b in of_page if b.language != "text"]
     code = [block for block in blocks if not block.is_commands()]
-    run = [block for block in code if block.runs()]
+    run = [block for block in code if block.runs() or block.runs_elsewhere()]
     commands = sum(len(b.commands()) for b in blocks if b.is_commands() and not b.is_file())
     left_out = [(b, part, why) for b in blocks for part, why in b.left_out().items()]
     with capsys.disabled():
-        print(f"\n{len(run)} of {len(code)} blocks of code run in these tests, and")
+        print(f"\n{len(run)} of {len(code)} blocks of code run in the tests, and")
         print(f"{commands - sum(b.is_commands() for b, _, _ in left_out)} of {commands} commands:")
         for block, part, why in left_out:
             print(f"  {block} does not run: {part.strip().splitlines()[0]} ({why})")
