@@ -2,13 +2,14 @@
 
 A Python block runs alone if it defines all names that it uses. Any other runs behind the page's first Python block.
 Commands run with the page's first Python block as `train.py`, or with a small script where the page has none for
-ranks. This machine replaces the hosts in commands, and two ranks the number of ranks.
+ranks. In commands this machine replaces hosts, two ranks their number, and small tensors those that are measured.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import dataclasses
 import os
 import re
@@ -21,6 +22,7 @@ import yaml
 
 import harness
 import horovod
+import spark_servers
 
 RUNNER = Path(__file__).with_name("page_scripts.py")
 MXNET = Path(os.environ.get("HVD_MXNET_PYTHON", harness.ROOT / ".venv-mxnet" / "bin" / "python"))
@@ -60,17 +62,24 @@ COMMANDS_NOT_RUN = {
     r"\b(srun|mpirun|mpiexec|jsrun|flux|sbatch|salloc|qsub|bsub)\b": (
         "needs another launcher; tests/integration/test_schedulers.py runs those that are installed"
     ),
-    r"\b(docker|podman|apptainer|kubectl|helm)\b": "needs containers or a cluster",
-    r"-m horovod\.bench\b": (
-        "computes for minutes; tests/integration/test_bench_command.py runs the command with small sizes"
+    r"^horovodrun python ": (
+        "needs the allocation of a batch system; tests/integration/test_schedulers.py makes some"
     ),
+    r"\b(docker|podman|apptainer|kubectl|helm)\b": "needs containers or a cluster",
+    r"--device cuda\b": "needs GPUs",
     r"tests/chaos/": "takes minutes; the parts `chaos` and `soak` of tests/parts.toml run it",
 }
 # The same of blocks in Python.
-PYTHON_NOT_RUN = {
-    r"torch\.distributed\.all_reduce": "needs two GPUs and NCCL",
-    r"sc://": "needs a server of Spark Connect; tests/integration/test_spark_connect.py runs one",
+PYTHON_NOT_RUN = {r"torch\.distributed\.all_reduce": "needs two GPUs and NCCL"}
+# Blocks in Python that another test runs.
+RUN_ELSEWHERE = {
+    r"\bmpi4py\b": "tests/integration/test_mpi.py::test_the_scripts_of_the_documentation"
 }
+# Where a page's server of Spark Connect is.
+CONNECT = "sc://spark.example:15002"
+
+# Commands that only prepare others.
+PREPARES = r"(export|cd|mkdir)\b"
 
 # For pages that start a script of the reader's which they do not show.
 SMALL_SCRIPT = """\
@@ -112,12 +121,40 @@ class Block:
         commands = (re.sub(r"(^|\s+)#.*", "", line).strip() for line in lines)
         return [command for command in commands if command]
 
-    def reason_not_to_run(self) -> str | None:
-        """Why nothing of it runs here; None if something does."""
-        if self.language in ("sh", "console"):
-            reasons = [_reason(command, COMMANDS_NOT_RUN) for command in self.commands()]
-            return reasons[0] if reasons and all(reasons) else None
-        return _reason(self.text, PYTHON_NOT_RUN) if self.language == "python" else None
+    def left_out(self) -> dict[str, str]:
+        """What of it does not run here, commands or the whole block, and why."""
+        if self.language == "python":
+            known, parts = PYTHON_NOT_RUN, [self.text]
+        else:
+            known, parts = COMMANDS_NOT_RUN, self.commands() if self.is_commands() else []
+        return {part: why for part in parts if (why := _reason(part, known))}
+
+    def runs_elsewhere(self) -> bool:
+        """Whether another test runs it; that test has to exist."""
+        test = _reason(self.text, RUN_ELSEWHERE) if self.language == "python" else None
+        if test:
+            file, _, name = test.partition("::")
+            assert f"def {name}(" in (harness.ROOT / file).read_text(), (
+                f"{self}: there is no {test}"
+            )
+        return test is not None
+
+    def runs(self) -> bool:
+        """Whether something of it runs here."""
+        if self.runs_elsewhere():
+            return False
+        if not self.is_commands() or self.is_file():
+            return not self.left_out()
+        real = [command for command in self.commands() if not re.match(PREPARES, command)]
+        return any(command not in self.left_out() for command in real)
+
+    def is_commands(self) -> bool:
+        """Whether it is for a shell."""
+        return self.language in ("sh", "console")
+
+    def is_file(self) -> bool:
+        """Whether the page shows a file, which its commands use."""
+        return self.language == "c" or self.text.startswith("#!")
 
 
 def _reason(text: str, known: dict[str, str]) -> str | None:
@@ -181,6 +218,8 @@ def to_this_machine(text: str, folder: Path) -> str:
         return f"-H localhost:{slots}"
 
     text = re.sub(r"-np \d+", f"-np {RANKS}", re.sub(r"-H (\S+)", local, text))
+    # The bytes of the largest tensor that is measured, also where none are given.
+    text = re.sub(r" -e \d+[MG]|(?<=-m horovod\.bench)$", " -e 1M", text)
     return re.sub(r"(?<=[\s\"'=])/tmp/", f"{folder}/", text)
 
 
@@ -192,8 +231,9 @@ class Page:
         self.folder = folder
         self.jobs = jobs
         self.ran = 0
+        self.connect = CONNECT
         self.blocks = [b for b in BLOCKS[page] if b.language != "text"]
-        self.to_run = [b for b in self.blocks if not b.reason_not_to_run()]
+        self.to_run = [b for b in self.blocks if b.runs()]
 
     def of(self, *languages: str) -> list[Block]:
         """The blocks in these languages that can run here."""
@@ -205,12 +245,13 @@ class Page:
         is_for_ranks = scripts and self.page not in (*DRIVERS, "docs/mxnet.md")
         shown = {"train.py": scripts[0].text if is_for_ranks else SMALL_SCRIPT}
         for block in self.of("sh"):
-            if block.text.startswith("#!"):
+            if block.is_file():
                 shown["hosts.sh"] = block.text
         for block in self.of("c"):
             name = re.match(r"/\* (\w+\.c)\b", block.text)
             assert name, f"{block}: the first line has to be /* NAME.c */, or begin with that"
             shown[name[1]] = block.text
+        self.ran += sum(block.is_file() for block in self.to_run)
         for name, text in {**FILES, **shown}.items():
             path = self.folder / name
             path.parent.mkdir(exist_ok=True)
@@ -220,8 +261,8 @@ class Page:
     def run_commands(self) -> None:
         """The blocks of commands, each as one script of the shell."""
         for block in self.of("sh", "console"):
-            if not block.text.startswith("#!"):
-                commands = [c for c in block.commands() if not _reason(c, COMMANDS_NOT_RUN)]
+            if not block.is_file():
+                commands = [c for c in block.commands() if c not in block.left_out()]
                 self._run(block, [to_this_machine(command, self.folder) for command in commands])
 
     def run_yaml(self) -> None:
@@ -250,7 +291,8 @@ class Page:
         """The blocks in Python: in one process where they run alone or on a rank, but none beside TensorFlow 1's."""
         blocks = self.of("python")
         for block in blocks:
-            (self.folder / block.file).write_text(to_this_machine(script_of(block), self.folder))
+            script = script_of(block).replace(CONNECT, self.connect)
+            (self.folder / block.file).write_text(to_this_machine(script, self.folder))
         if self.page in DRIVERS:
             groups = [[block] for block in blocks]
         else:
@@ -294,7 +336,7 @@ def pages() -> list[object]:
     """The pages with blocks to run."""
     params = []
     for page in PAGES:
-        if any(b.language != "text" and not b.reason_not_to_run() for b in BLOCKS[page]):
+        if any(b.language != "text" and b.runs() for b in BLOCKS[page]):
             also = THOROUGH.get(page)
             marks = [pytest.mark.thorough(also=also)] if also else []
             params.append(pytest.param(page, marks=marks, id=Path(page).stem))
@@ -313,7 +355,12 @@ def test_blocks_work_as_pasted(page: str, jobs, tmp_path: Path, capsys) -> None:
     run.write_files()
     run.run_commands()
     run.run_yaml()
-    run.run_python()
+    with contextlib.ExitStack() as servers:
+        if any(CONNECT in block.text for block in run.of("python")):
+            (tmp_path / "connect").mkdir()
+            server = spark_servers.connect_server(tmp_path / "connect")
+            run.connect, _ = servers.enter_context(server)
+        run.run_python()
     with capsys.disabled():
         print(f"\n{page}: {run.ran} of {len(run.blocks)} blocks ran")
 
@@ -389,16 +436,17 @@ def test_the_script_from_horovod_resumes_on_all_ranks(np: int, jobs, tmp_path: P
 
 
 def test_at_most_one_block_in_twenty_does_not_run_here(capsys) -> None:
-    """The blocks of commands that install or need a cluster are listed as well, but not counted as code."""
+    """Of code. Commands that do not run are listed as well: many install something, or need a cluster."""
     blocks = [b for of_page in BLOCKS.values() for b in of_page if b.language != "text"]
-    reasons = {str(b): reason for b in blocks if (reason := b.reason_not_to_run())}
-    code = [b for b in blocks if b.language not in ("sh", "console")]
-    run = [b for b in code if str(b) not in reasons]
+    code = [block for block in blocks if not block.is_commands()]
+    run = [block for block in code if block.runs() or block.runs_elsewhere()]
+    commands = sum(len(b.commands()) for b in blocks if b.is_commands() and not b.is_file())
+    left_out = [(b, part, why) for b in blocks for part, why in b.left_out().items()]
     with capsys.disabled():
-        print(f"\n{len(run)} of {len(code)} blocks of code run in these tests,")
-        print(f"{len(blocks) - len(reasons)} of {len(blocks)} with blocks of commands. The others:")
-        for place, reason in reasons.items():
-            print(f"  {place}: {reason}")
+        print(f"\n{len(run)} of {len(code)} blocks of code run in the tests, and")
+        print(f"{commands - sum(b.is_commands() for b, _, _ in left_out)} of {commands} commands:")
+        for block, part, why in left_out:
+            print(f"  {block} does not run: {part.strip().splitlines()[0]} ({why})")
     assert len(run) >= LEAST_SHARE * len(code)
 
 
