@@ -122,7 +122,7 @@ class Block:
         return [command for command in commands if command]
 
     def left_out(self) -> dict[str, str]:
-        """What of it does not run here, commands or the whole block, and why."""
+        """Commands, or the whole block, that do not run here, each with its reason."""
         if self.language == "python":
             known, parts = PYTHON_NOT_RUN, [self.text]
         else:
