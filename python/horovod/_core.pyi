@@ -206,10 +206,12 @@ class PayloadServer:
 class Rendezvous:
     """Where the ranks of one job meet, served by a thread of this process until it is closed."""
 
-    def __new__(cls, size: int, local: bool, interfaces: Sequence[str]) -> Self:
-        """Listens on the loopback only if `local`, else on these interfaces or all.
+    def __new__(
+        cls, size: int, local: bool, interfaces: Sequence[str], key: str | None = None
+    ) -> Self:
+        """Listens on the loopback only if `local`, else on these interfaces or all. Without a key it makes one.
 
-        ValueError for an interface that is not there, OSError where it cannot listen.
+        ValueError for an interface that is not there or a key that is none, OSError where it cannot listen.
         """
 
     def addresses(self) -> list[str]:
@@ -305,13 +307,28 @@ def fetch_payload(addresses: Sequence[str], key: str, rank: int, timeout_s: floa
 def deliver_payload(
     addresses: Sequence[str], key: str, rank: int, content: bytes, timeout_s: float
 ) -> None: ...
-def init(ranks: Sequence[int] | None = None, dynamic_process_sets: bool = False) -> None:
+def init(
+    ranks: Sequence[int] | None = None,
+    dynamic_process_sets: bool = False,
+    group: tuple[int, int, Sequence[str], str] | None = None,
+) -> None:
     """Start the runtime; when it is running, do nothing.
 
-    `ranks` are None or all ranks in order; ValueError for others. ValueError "Horovod initialization failed. ..."
-    with the cause. In an elastic job it waits for the next round, in which rank, size and local rank may be others;
-    WorkerRemovedError when this process is not to be part of it.
+    `ranks` are those of the launcher's ranks that form the job, in order of their ranks in it; None is all. `group` is
+    rank, size, addresses of the rendezvous and key of a group that has one of its own.
+
+    ValueError "Horovod initialization failed. ..." with the cause. In an elastic job it waits for the next round, in
+    which rank, size and local rank may be others; WorkerRemovedError when this process is not to be part of it.
     """
+
+def launcher() -> tuple[str, int, int, str, bool] | None:
+    """Name, rank, size, variable of the size, and whether it starts MPI, of the launcher of this process.
+
+    None: the process is alone. ValueError where variables tell of several, but not enough.
+    """
+
+def group_settings() -> tuple[float, list[str], str | None, str]:
+    """Seconds that init may take, interfaces, the user's key (not a launcher's), and what tells hosts apart."""
 
 def shutdown() -> None: ...
 def leave_at_exit(failed: bool) -> None:

@@ -180,12 +180,6 @@ ROWS = [
         lambda: hvd.remove_process_set(unknown_set()),
     ),
     (
-        "threads of MPI",
-        ValueError,
-        "Horovod MPI is not enabled;",
-        hvd.mpi_threads_supported,
-    ),
-    (
         "communicator of MPI",
         ValueError,
         "Horovod has not been built with MPI support.",

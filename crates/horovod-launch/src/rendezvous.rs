@@ -83,7 +83,19 @@ impl Rendezvous {
     /// For a job of `size` ranks. `interfaces` are looked up even where they do not matter: a name that does not exist
     /// is a mistake.
     pub fn start(size: u32, reach: Reach, interfaces: &[String]) -> Result<Self, RendezvousError> {
-        Self::start_with_check(String::new(), size, reach, interfaces)
+        Self::start_with_key(size, reach, interfaces, None)
+    }
+
+    /// As [`Self::start`], with a key that the ranks have already; `None`: it makes one.
+    pub fn start_with_key(
+        size: u32,
+        reach: Reach,
+        interfaces: &[String],
+        key: Option<JobKey>,
+    ) -> Result<Self, RendezvousError> {
+        Self::serve(reach, interfaces, key, |bind, key| {
+            ServerConfig::new(bind, key, size)
+        })
     }
 
     /// As [`Self::start`]; `check` is the command that checks the network of this job, for people.
@@ -93,7 +105,7 @@ impl Rendezvous {
         reach: Reach,
         interfaces: &[String],
     ) -> Result<Self, RendezvousError> {
-        Self::serve(reach, interfaces, |bind, key| {
+        Self::serve(reach, interfaces, None, |bind, key| {
             let mut config = ServerConfig::new(bind, key, size);
             config.check = check;
             config
@@ -102,15 +114,19 @@ impl Rendezvous {
 
     /// For an elastic job.
     pub fn start_elastic(reach: Reach, interfaces: &[String]) -> Result<Self, RendezvousError> {
-        Self::serve(reach, interfaces, ServerConfig::elastic)
+        Self::serve(reach, interfaces, None, ServerConfig::elastic)
     }
 
     fn serve(
         reach: Reach,
         interfaces: &[String],
+        key: Option<JobKey>,
         config: impl FnOnce(Vec<IpAddr>, JobKey) -> ServerConfig,
     ) -> Result<Self, RendezvousError> {
-        let key = JobKey::random().map_err(RendezvousError::Key)?;
+        let key = match key {
+            Some(key) => key,
+            None => JobKey::random().map_err(RendezvousError::Key)?,
+        };
         let bind = reach.addresses(interfaces)?;
         let server = Server::start(config(bind, key.clone())).map_err(RendezvousError::Listen)?;
         let mut addresses = server.addrs().to_vec();

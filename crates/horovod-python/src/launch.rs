@@ -1,6 +1,7 @@
 //! The launcher's library for executors in Python: places, environments, the rendezvous.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use horovod::JobKey;
@@ -28,15 +29,21 @@ impl Rendezvous {
 
 #[pymethods]
 impl Rendezvous {
-    /// For `size` ranks; on the loopback only if `local`, else on these interfaces or all.
+    /// For `size` ranks; on the loopback only if `local`, else on these interfaces or all. Without a key it makes one.
     #[new]
-    fn new(size: u32, local: bool, interfaces: Vec<String>) -> PyResult<Self> {
+    #[pyo3(signature = (size, local, interfaces, key=None))]
+    fn new(size: u32, local: bool, interfaces: Vec<String>, key: Option<String>) -> PyResult<Self> {
+        let key = key.map(|key| {
+            JobKey::from_hex(&key)
+                .ok_or_else(|| PyValueError::new_err("the key is not 64 hex digits"))
+        });
+        let key = key.transpose()?;
         let reach = if local {
             Reach::ThisHost
         } else {
             Reach::AllHosts
         };
-        let served = horovod_launch::Rendezvous::start(size, reach, &interfaces);
+        let served = horovod_launch::Rendezvous::start_with_key(size, reach, &interfaces, key);
         let served = served.map_err(|error| match error {
             RendezvousError::Interfaces(_) => PyValueError::new_err(error.to_string()),
             error => PyOSError::new_err(error.to_string()),
@@ -83,6 +90,15 @@ impl Rendezvous {
     }
 }
 
+/// Addresses as `ip:port`.
+pub(crate) fn parsed_addresses(addresses: &[String]) -> PyResult<Vec<SocketAddr>> {
+    let parsed = addresses.iter().map(|at| {
+        at.parse()
+            .map_err(|_| PyValueError::new_err(format!("{at:?} is not ip:port")))
+    });
+    parsed.collect()
+}
+
 /// Rank, size, local rank, local size, cross rank, cross size.
 type Numbers = (u32, u32, u32, u32, u32, u32);
 
@@ -101,12 +117,8 @@ pub(crate) fn assign_ranks(
     let rendezvous = if addresses.is_empty() {
         RendezvousSource::RankZero { port, key }
     } else {
-        let addresses = addresses.iter().map(|at| {
-            at.parse()
-                .map_err(|_| PyValueError::new_err(format!("{at:?} is not ip:port")))
-        });
         RendezvousSource::At {
-            addresses: addresses.collect::<PyResult<_>>()?,
+            addresses: parsed_addresses(&addresses)?,
             key,
         }
     };

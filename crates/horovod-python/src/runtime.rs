@@ -1,5 +1,6 @@
 //! Lifecycle, queries, process sets, barrier and join.
 
+use horovod::config::{self, Group, Launcher, Members, ProcessEnvironment};
 use horovod::{Engine, Error, HeldState, Leaving, ProcessSetId};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -10,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::errors::{interrupt_or, operation_error, query_error};
 use crate::exit::{self, detached};
+use crate::launch::parsed_addresses;
 use crate::memory;
 use crate::results;
 use crate::signals;
@@ -21,39 +23,51 @@ fn engine(py: Python<'_>) -> PyResult<Arc<Engine>> {
     horovod::engine().map_err(|e| query_error(py, e))
 }
 
+/// Rank, size, addresses of the rendezvous and key of one process of a group.
+type GroupMember = (u32, u32, Vec<String>, String);
+
 /// Start the runtime; does nothing when it runs already, nor in a child that was forked from a rank.
 #[pyfunction]
-#[pyo3(signature = (ranks=None, dynamic_process_sets=false))]
+#[pyo3(signature = (ranks=None, dynamic_process_sets=false, group=None))]
 pub(crate) fn init(
     py: Python<'_>,
     ranks: Option<Vec<i64>>,
     dynamic_process_sets: bool,
+    group: Option<GroupMember>,
 ) -> PyResult<()> {
     if memory::is_forked() {
         return Ok(());
     }
     exit::stays();
-    start(py)?;
+    let ranks = ranks.filter(|ranks| !ranks.is_empty());
+    let members = match (group, &ranks) {
+        (Some((rank, size, addresses, key)), _) => Members::Group(Group {
+            rank,
+            size,
+            addresses: parsed_addresses(&addresses)?,
+            key,
+        }),
+        (None, Some(ranks)) => Members::Listed(ranks.clone()),
+        (None, None) => Members::All,
+    };
+    start(py, &members)?;
     let engine = engine(py)?;
     memory::remember(&engine);
     DYNAMIC.store(
         dynamic_process_sets || engine.config().dynamic_process_sets,
         Ordering::Relaxed,
     );
-    if let Some(ranks) = ranks.filter(|r| !r.is_empty()) {
-        let size = i64::from(engine.topology().size);
-        if !ranks.iter().copied().eq(0..size) {
-            return Err(PyValueError::new_err(format!(
-                "init(comm={ranks:?}): only the list of all ranks, [0..{size}) in order, is supported; \
-                 use process sets for subsets"
-            )));
-        }
+    // It may have been running already.
+    match ranks {
+        Some(ranks) if !engine.config().has_members(&ranks) => Err(PyValueError::new_err(format!(
+            "init(comm={ranks:?}): Horovod is running already, with other ranks; call hvd.shutdown() first"
+        ))),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Ctrl-C must work while other ranks are waited for.
-fn start(py: Python<'_>) -> PyResult<()> {
+fn start(py: Python<'_>, members: &Members) -> PyResult<()> {
     let raised = Arc::new(Mutex::new(None));
     let note = Arc::clone(&raised);
     let interrupt = horovod::Interrupt::new(move || {
@@ -64,7 +78,7 @@ fn start(py: Python<'_>) -> PyResult<()> {
         *note.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         true
     });
-    let result = detached(py, || horovod::init_interruptible(interrupt));
+    let result = detached(py, || horovod::init_members(members, interrupt));
     let raised = raised.lock().unwrap_or_else(PoisonError::into_inner).take();
     match (result, raised) {
         (Ok(()), None) => Ok(()),
@@ -168,11 +182,36 @@ query! {
         |m| Some(m.process_sets.keys().copied().collect());
 }
 
+/// Name, rank, size, variable of the size and whether it starts MPI, of the launcher that started this process.
+type LauncherFacts = (&'static str, u32, u32, &'static str, bool);
+
+/// The launcher that started this process as one of several.
+#[pyfunction]
+pub(crate) fn launcher(py: Python<'_>) -> PyResult<Option<LauncherFacts>> {
+    let found = Launcher::of_process(&ProcessEnvironment).map_err(|e| query_error(py, e))?;
+    Ok(found.map(|l| (l.by, l.rank, l.size, l.size_variable, l.starts_mpi)))
+}
+
+/// For a group that makes its own rendezvous: seconds that init may take, interfaces, the user's key, and what tells
+/// hosts apart.
+#[pyfunction]
+pub(crate) fn group_settings(
+    py: Python<'_>,
+) -> PyResult<(f64, Vec<String>, Option<String>, String)> {
+    let settings = config::GroupSettings::read(&ProcessEnvironment);
+    let settings = settings.map_err(|e| query_error(py, e))?;
+    Ok((
+        settings.timeout.as_secs_f64(),
+        settings.interfaces,
+        settings.key,
+        settings.host,
+    ))
+}
+
 /// Whether JAX's programs on CPUs order operations in their inner functions: a setting says so.
 #[pyfunction]
 pub(crate) fn jax_ordered_calls(py: Python<'_>) -> PyResult<bool> {
-    horovod::config::jax_ordered_calls(&horovod::config::ProcessEnvironment)
-        .map_err(|e| query_error(py, e))
+    config::jax_ordered_calls(&ProcessEnvironment).map_err(|e| query_error(py, e))
 }
 
 /// Whether the job may change its members: its launcher says so.

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use horovod_transport::rendezvous::{Server, ServerConfig};
 use horovod_transport::{Finder, JobKey, Place, loopback, resolve_interfaces};
 
-use crate::config::{Config, Started};
+use crate::config::Config;
 use crate::error::Error;
 
 /// Exact value that [`Settings::unauthenticated`] must have.
@@ -267,10 +267,10 @@ fn plan(config: &Config) -> Result<RendezvousPlan, Error> {
         return Ok(with(Locator::Address { host, port }, Some(key)));
     }
     if let Some(directory) = &settings.directory {
-        let path = directory.join(
-            file_name(started, config.size)
-                .unwrap_or_else(|| format!("horovod-rendezvous-{}", config.size)),
-        );
+        let path = directory
+            .join(file_name(config).unwrap_or_else(|| {
+                format!("horovod-rendezvous-{}{}", config.size, list_mark(config))
+            }));
         let locator = Locator::File {
             path,
             on_this_host: false,
@@ -279,7 +279,7 @@ fn plan(config: &Config) -> Result<RendezvousPlan, Error> {
     }
     if let Some(started) = started {
         if started.one_host
-            && let Some(name) = file_name(Some(started), config.size)
+            && let Some(name) = file_name(config)
         {
             let locator = Locator::File {
                 path: private_folder(&settings.temporary).join(name),
@@ -287,7 +287,10 @@ fn plan(config: &Config) -> Result<RendezvousPlan, Error> {
             };
             return Ok(with(locator, user_key));
         }
+        // What the scheduler tells is where its own rank 0 runs.
+        let begins_with_0 = config.listed.as_ref().is_none_or(|ranks| ranks[0] == 0);
         if let Some((host, port)) = started.rank0.clone()
+            && begins_with_0
             && let Some(key) = key()?
         {
             return Ok(with(Locator::Address { host, port }, Some(key)));
@@ -335,7 +338,7 @@ fn how_to_give_a_key() -> String {
         .to_owned()
 }
 
-fn user_key(config: &Config) -> Result<Option<JobKey>, Error> {
+pub(crate) fn user_key(config: &Config) -> Result<Option<JobKey>, Error> {
     if let Some(text) = &config.job_key {
         return parse_key(text, "HOROVOD_JOB_KEY").map(Some);
     }
@@ -397,8 +400,8 @@ fn host_and_port(text: &str) -> Result<(String, u16), Error> {
 }
 
 /// A name that only this job has, on this host or in this folder; `None` if nothing tells jobs apart.
-fn file_name(started: Option<&Started>, size: u32) -> Option<String> {
-    let started = started?;
+fn file_name(config: &Config) -> Option<String> {
+    let started = config.started.as_ref()?;
     let mut parts = started.job.clone();
     parts.extend(started.ancestor.and_then(file::ancestor));
     if parts.is_empty() {
@@ -412,7 +415,20 @@ fn file_name(started: Option<&Started>, size: u32) -> Option<String> {
         .filter(char::is_ascii_alphabetic)
         .take(12)
         .collect();
-    Some(format!("horovod-{by}-{name}-{size}"))
+    let mark = list_mark(config);
+    Some(format!("horovod-{by}-{name}-{}{mark}", config.size))
+}
+
+/// Tells jobs of one launcher apart that consist of different lists of its ranks: FNV-1a of the list.
+fn list_mark(config: &Config) -> String {
+    let Some(ranks) = &config.listed else {
+        return String::new();
+    };
+    let bytes = ranks.iter().flat_map(|rank| rank.to_le_bytes());
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("-of-{hash:016x}")
 }
 
 /// This user's own, made by rank 0.

@@ -6,6 +6,7 @@ mod elastic;
 mod gpu;
 mod hints;
 mod log;
+mod members;
 mod reader;
 mod scheduler;
 
@@ -29,6 +30,7 @@ pub use consistency::ConsistencySettings;
 pub use elastic::is_elastic;
 pub use gpu::{GpuOperations, GpuSettings, operations as gpu_operations, search as gpu_search};
 pub use log::LogSettings;
+pub use members::{Group, GroupSettings, Launcher, Members};
 use reader::Reader;
 pub use scheduler::Started;
 
@@ -80,6 +82,10 @@ pub struct Config {
     pub bootstrap: BootstrapSettings,
     /// The scheduler that started this process as one of several, if it was none of ours.
     pub started: Option<Started>,
+    /// The launcher's ranks that form the job, where the script lists some of them or another order.
+    pub listed: Option<Vec<i64>>,
+    /// Local and cross ranks follow from the processes that meet, also where there is a rendezvous.
+    pub places_follow: bool,
     /// How many threads libraries use is told by the environment.
     pub threads_set: bool,
     pub interfaces: Vec<String>,
@@ -178,6 +184,8 @@ impl Config {
                     .map_or_else(|| "/tmp".into(), PathBuf::from),
             },
             started,
+            listed: None,
+            places_follow: false,
             threads_set: THREADS.iter().any(|name| r.text(name).is_some()),
             interfaces: settings::GLOO_IFACE.read(env)?,
             connect_timeout: seconds(&settings::GLOO_TIMEOUT_SECONDS, env)?

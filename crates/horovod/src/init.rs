@@ -11,7 +11,7 @@ use horovod_transport::{
 };
 
 use crate::bootstrap::{self, Standing};
-use crate::config::{self, Config, ProcessEnvironment};
+use crate::config::{self, Config, Members, ProcessEnvironment};
 use crate::engine::{Engine, in_callback};
 use crate::error::Error;
 use crate::threads;
@@ -127,15 +127,20 @@ fn runtime() -> &'static Runtime {
 /// Start the runtime with the settings of the environment; does nothing when it runs already.
 /// Every rank of the job must call it; bounded by `HOROVOD_GLOO_TIMEOUT_SECONDS`.
 pub fn init() -> Result<(), Error> {
-    start(None)
+    start(&Members::All, None)
 }
 
 /// As [`init`]; ends with [`Error::Interrupted`] as soon as the caller wants to leave.
 pub fn init_interruptible(interrupt: Interrupt) -> Result<(), Error> {
-    start(Some(interrupt))
+    start(&Members::All, Some(interrupt))
 }
 
-fn start(interrupt: Option<Interrupt>) -> Result<(), Error> {
+/// As [`init_interruptible`], with the processes that the caller names: only they have to call it.
+pub fn init_members(members: &Members, interrupt: Interrupt) -> Result<(), Error> {
+    start(members, Some(interrupt))
+}
+
+fn start(members: &Members, interrupt: Option<Interrupt>) -> Result<(), Error> {
     if is_initialized() {
         return Ok(());
     }
@@ -147,7 +152,7 @@ fn start(interrupt: Option<Interrupt>) -> Result<(), Error> {
             meant.unwrap_or_default()
         );
     }
-    start_with(Config::from_environment(&ProcessEnvironment)?, interrupt)
+    start_with(Config::of_members(&ProcessEnvironment, members)?, interrupt)
 }
 
 /// As [`init`], with settings made by the caller.
@@ -240,7 +245,7 @@ fn connect(
         ConnectError::Removed(_) => Error::Removed(error.to_string()),
         error => Error::Init(error.to_string()),
     })?;
-    if !has_launcher {
+    if !has_launcher || config.places_follow {
         // Schedulers tell this each in its own way, or not at all; who met knows it.
         let topology = &mesh.topology;
         (config.local_rank, config.local_size) = (topology.local_rank(), topology.local_size());

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from horovod import _core
-from horovod.common import _job_events, _ops, _signals
+from horovod.common import _job_events, _mpi, _ops, _signals
 from horovod.common import process_sets as _process_sets
 from horovod.common._stacks import threads_within_calls
 from horovod.common.exceptions import HorovodInternalError, HorovodNotInitializedError
@@ -30,7 +30,7 @@ _NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 
 def _job_ranks(comm: Any) -> list[int] | None:
     """Turn the `comm` argument of `init` into launcher ranks, or None for all of them."""
-    if comm is None:
+    if comm is None or _mpi.is_communicator(comm):
         return None
     if isinstance(comm, Iterable) and not isinstance(comm, (str, bytes)):
         ranks = list(comm)
@@ -40,9 +40,14 @@ def _job_ranks(comm: Any) -> list[int] | None:
                 f"got a list with {next(r for r in ranks if not isinstance(r, int))!r}."
             )
         return ranks or None
+    if _mpi.is_loaded():
+        raise ValueError(
+            "Invalid type of argument comm. Expected None, a list of ranks or a communicator of mpi4py, "
+            f"got an object of type {type(comm).__name__}."
+        )
     raise ValueError(
-        "Horovod has not been built with MPI support. Ensure that comm is None or a list of ranks: "
-        f"an object of type {type(comm).__name__} was given."
+        "Horovod has not been built with MPI support. Ensure that comm is None, a list of ranks or, with mpi4py, a "
+        f"communicator: an object of type {type(comm).__name__} was given."
     )
 
 
@@ -133,6 +138,8 @@ class HorovodBasics:
     HOROVOD_PROCESS_SET_ERROR_EXISTING_SET = -6
 
     _process_sets_of_init: "Sequence[ProcessSet]" = ()
+    # Of a job whose processes a communicator of MPI named; rank 0's, until the job is left.
+    _rendezvous: _core.Rendezvous | None = None
 
     def __init__(self, pkg_path: str | None = None, *args: str) -> None:
         del pkg_path, args
@@ -144,7 +151,7 @@ class HorovodBasics:
 
     def init(
         self,
-        comm: Sequence[int] | None = None,
+        comm: Sequence[int] | Any | None = None,
         process_sets: "Sequence[ProcessSet] | str | None" = None,
     ) -> None:
         """Connect this process with the others of its job; every process has to call it.
@@ -156,8 +163,10 @@ class HorovodBasics:
         Parameters
         ----------
         comm
-            None, or the list of all ranks that the launcher started. For some of them use process sets;
-            communicators of MPI are not supported.
+            Which processes form the job. None: all that the launcher started. A list of the launcher's ranks: these,
+            and the position in the list is the rank; not under `horovodrun`, where only the list of all ranks in
+            order is accepted. A communicator of mpi4py: its processes, in its order; they agree on everything else
+            through it, so that nothing has to be set. Processes outside must not call this with the same list or communicator.
         process_sets
             Sets to register, the same list on every rank; or "dynamic", which allows `add_process_set` and
             `remove_process_set` later (as does `HOROVOD_DYNAMIC_PROCESS_SETS=1`).
@@ -167,7 +176,9 @@ class HorovodBasics:
         ValueError
             The processes could not be connected (the text says which connection failed and why), or `shutdown`
             was called meanwhile by a signal handler, or an argument is not one of the above, or `process_sets` has
-            a duplicate, which is left unregistered.
+            a duplicate, which is left unregistered, or this process is not among those of `comm`.
+        NotImplementedError
+            A set of `process_sets` was made of a communicator of MPI, and `comm` is none.
         """
         ranks = _job_ranks(comm)
         dynamic = isinstance(process_sets, str)
@@ -181,17 +192,29 @@ class HorovodBasics:
             wanted: list[ProcessSet] = []
         else:
             wanted = _process_sets.checked_list(process_sets)
+        is_comm = _mpi.is_communicator(comm)
+        of_comms = _process_sets.made_of_communicators(wanted)
+        if of_comms and not is_comm:
+            raise NotImplementedError(
+                "At this time process sets defined via MPI communicators need a communicator in init, too: "
+                "hvd.init(comm=MPI.COMM_WORLD, process_sets=[...])."
+            )
         running = _core.is_initialized()
         if not running:
             _job_events.forget_job()
         try:
-            _core.init(ranks, dynamic)
+            if is_comm and not running:
+                wanted = self._init_with_communicator(comm, wanted, dynamic)
+            else:
+                _core.init(ranks, dynamic)
         except ValueError:
             if not running and _core.is_initialized():
                 _core.shutdown()  # connected, but not with these arguments
+            self._close_rendezvous(running)
             raise
         if not running:
             _process_sets.forget_registered()
+            _process_sets.global_process_set.mpi_comm = comm if is_comm else None
         _shut_down_at_exit()
         _signals.job_begins()
         _process_sets.global_process_set.ranks = list(range(_core.size()))
@@ -201,6 +224,21 @@ class HorovodBasics:
             self._process_sets_of_init = wanted
         if wanted:
             _process_sets.register(wanted, new=not running)
+
+    def _init_with_communicator(
+        self, comm: Any, process_sets: "Sequence[ProcessSet]", dynamic: bool
+    ) -> "list[ProcessSet]":
+        """Connect the processes of a communicator of MPI; the process sets to register."""
+        of_comms = _process_sets.made_of_communicators(process_sets)
+        agreed = _mpi.agree(comm, [process_set._mpi_group for process_set in of_comms])
+        self._rendezvous = agreed.rendezvous
+        _core.init(None, dynamic, (agreed.rank, agreed.size, agreed.addresses, agreed.key))
+        return _process_sets.with_groups(process_sets, agreed.sets, agreed.rank)
+
+    def _close_rendezvous(self, running: bool = False) -> None:
+        if self._rendezvous is not None and not running:
+            self._rendezvous.close()
+            self._rendezvous = None
 
     def begin_again(self) -> None:
         """Leave the job and become a member of its next generation, with the process sets of the first `init`.
@@ -239,6 +277,7 @@ class HorovodBasics:
         except HorovodInternalError as error:
             _log.warning("Horovod was shut down, and operations on GPUs had failed: %s", error)
         _core.shutdown()
+        self._close_rendezvous()
 
     def is_initialized(self) -> bool:
         """Whether `init` was called, and `shutdown` not since then.
@@ -311,17 +350,19 @@ class HorovodBasics:
         return _core.is_homogeneous()
 
     def mpi_threads_supported(self) -> bool:
-        """Whether MPI may be called from several threads.
+        """Whether calls of mpi4py may be mixed with calls of Horovod from any thread.
+
+        Horovod itself calls MPI only inside `init(comm=...)`, on the calling thread. So the answer is that of MPI:
+        whether it was initialised with `MPI_THREAD_MULTIPLE`. If the script has not imported mpi4py yet, this does, and
+        that initialises MPI. False under `horovodrun` and other launchers that start no MPI, and without mpi4py.
 
         Raises
         ------
         ValueError
-            MPI is not used, as always in this version.
+            Horovod is not initialised, or mpi4py has loaded another MPI than the launcher's.
         """
-        raise ValueError(
-            "Horovod MPI is not enabled; Please make sure it's installed and enabled. "
-            "This version talks over its own transport."
-        )
+        self._require_init()
+        return _mpi.threads_supported()
 
     def mpi_enabled(self) -> bool:
         """False: the ranks talk over Horovod's own transport."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from horovod import _core
+from horovod.common import _mpi
 from horovod.common.exceptions import HorovodInternalError
 
 # The runtime's face, filled in by `horovod.common.basics`; launchers read it here.
@@ -22,19 +23,27 @@ class ProcessSet:
     Parameters
     ----------
     ranks_or_comm
-        Global ranks, in any order; results of operations are ordered by ascending rank.
+        Global ranks, in any order; results of operations are ordered by ascending rank. Or a communicator of mpi4py
+        whose processes are members, for `hvd.init(comm=..., process_sets=[...])`. There each rank passes a set made of
+        its own communicator (as `Split` returns it); each group becomes a set. The communicator may be freed then.
 
     Raises
     ------
     ValueError
-        Not a sequence of `int`. Communicators of MPI are not supported.
+        Neither a sequence of `int` nor a communicator, or MPI is not initialized.
     """
 
     process_set_id: int | None = None
     ranks: list[int] | None = None
     mpi_comm: Any = None
+    # The processes of `mpi_comm`; None where this process is no member.
+    _mpi_group: Any = None
 
-    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+    def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
+        if _mpi.is_communicator(ranks_or_comm):
+            self.mpi_comm = ranks_or_comm
+            self._mpi_group = _mpi.group_of(ranks_or_comm)
+            return
         if not isinstance(ranks_or_comm, Iterable):
             raise ValueError(
                 "Apparently you tried to build a ProcessSet from an MPI communicator, but Horovod has not "
@@ -124,9 +133,16 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     ValueError
         Not initialised, dynamic process sets are not allowed, the same ranks are already registered, a rank
         is out of range or named twice, or ranks of the job passed different sets.
+    NotImplementedError
+        The set was made of a communicator of MPI, whose ranks only `init` learns.
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
+    if process_set.ranks is None:
+        raise NotImplementedError(
+            "Dynamically adding process sets made of MPI communicators is not supported: pass the ranks of its "
+            "members, the same list on every rank, or the set to hvd.init(comm=..., process_sets=[...])."
+        )
     _require_dynamic("adding")
     ranks = process_set.ranks or []
     if _find(ranks) is not None:
@@ -164,6 +180,36 @@ def checked_list(process_sets: Iterable[ProcessSet] | None) -> list[ProcessSet]:
                 f'process_sets must be a list of ProcessSet or "dynamic"; it holds {entry!r}.'
             )
     return result
+
+
+def made_of_communicators(process_sets: Iterable[ProcessSet]) -> list[ProcessSet]:
+    """Those of the sets that were made of a communicator of MPI."""
+    return [s for s in process_sets if s.mpi_comm is not None and s is not global_process_set]
+
+
+def with_groups(
+    process_sets: Sequence[ProcessSet], groups: Sequence[Sequence[list[int]]], rank: int
+) -> list[ProcessSet]:
+    """The sets to register, the same on every rank: a set for each group of each communicator, then the lists of ranks.
+
+    Parameters
+    ----------
+    process_sets
+        As this rank passed them to `init`.
+    groups
+        For each of those made of a communicator, in their order, the groups of all ranks.
+    rank
+        This rank: the group with it is that of its own object, and a single group is also that of a rank outside.
+    """
+    result = []
+    of_comms = made_of_communicators(process_sets)
+    for own, at_position in zip(of_comms, groups, strict=True):
+        for ranks in at_position:
+            is_own = rank in ranks or len(at_position) == 1
+            if is_own:
+                own.ranks = ranks
+            result.append(own if is_own else ProcessSet(ranks))
+    return result + [s for s in process_sets if s not in of_comms]
 
 
 def forget_registered() -> None:

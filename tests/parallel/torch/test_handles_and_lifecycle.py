@@ -264,8 +264,8 @@ def test_what_is_built_in():
         hvd.ccl_built,
     ):
         assert query() is False
-    with pytest.raises(ValueError, match="MPI is not enabled"):
-        hvd.mpi_threads_supported()
+    # Under launchers that start MPI: tests/integration/test_mpi.py.
+    assert hvd.mpi_threads_supported() is False
     hvd.barrier()
     hvd.shutdown()
     assert hvd.gloo_enabled() is True  # scripts choose their path by it before `init`

@@ -1,6 +1,7 @@
 //! Tests of the rendezvous of ranks, and of refused settings.
 
 use super::*;
+use crate::config::Started;
 
 const KEY: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 
@@ -14,6 +15,8 @@ fn started(by: &'static str) -> Started {
         ancestor: None,
         secret: None,
         rank0: None,
+        size_variable: "SIZE",
+        starts_mpi: false,
     }
 }
 
@@ -52,6 +55,44 @@ fn ranks_of_one_host_meet_through_a_private_file() {
         on_this_host: true,
     };
     assert_eq!(locator(&config), (file, false));
+}
+
+#[test]
+fn each_list_of_ranks_has_a_file_of_its_own() {
+    let path = |listed: Option<Vec<i64>>| {
+        let mut config = config(Some(Started {
+            one_host: true,
+            ..started("Open MPI")
+        }));
+        config.listed = listed;
+        match locator(&config).0 {
+            Locator::File { path, .. } => path,
+            other @ Locator::Address { .. } => panic!("{other:?}"),
+        }
+    };
+    let lists = [
+        None,
+        Some(vec![0, 1]),
+        Some(vec![1, 0]),
+        Some(vec![2, 3]),
+        Some(vec![0, 2]),
+    ];
+    let paths: std::collections::BTreeSet<_> = lists.iter().cloned().map(path).collect();
+    assert_eq!(paths.len(), lists.len());
+    assert_eq!(path(Some(vec![0, 1])), path(Some(vec![0, 1])));
+}
+
+#[test]
+fn the_schedulers_address_is_that_of_its_own_rank_0() {
+    let mut config = config(Some(Started {
+        rank0: Some(("n1".into(), 29_501)),
+        ..started("torchrun")
+    }));
+    config.job_key = Some(KEY.into());
+    config.listed = Some(vec![0, 1]);
+    assert!(matches!(locator(&config).0, Locator::Address { .. }));
+    config.listed = Some(vec![1, 0]);
+    refused(&config, &["HOROVOD_RENDEZVOUS_DIR"]);
 }
 
 #[test]

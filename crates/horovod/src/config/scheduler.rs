@@ -28,6 +28,8 @@ struct Scheduler {
     secret: Option<&'static str>,
     /// Where rank 0 runs.
     rank0: Rank0,
+    /// Whether an MPI library in its processes finds the others by itself.
+    starts_mpi: bool,
 }
 
 enum LocalSize {
@@ -68,6 +70,7 @@ const SCHEDULERS: &[Scheduler] = &[
         ancestor: None,
         secret: None,
         rank0: Rank0::BesideService("MASTER_ADDR", "MASTER_PORT"),
+        starts_mpi: false,
     },
     Scheduler {
         name: "Open MPI",
@@ -81,6 +84,7 @@ const SCHEDULERS: &[Scheduler] = &[
         // 128 bits from the system's randomness, made by mpirun for its ranks (version 4; 5 has none).
         secret: Some("OMPI_MCA_orte_precondition_transports"),
         rank0: Rank0::Unknown,
+        starts_mpi: true,
     },
     Scheduler {
         name: "jsrun",
@@ -93,6 +97,7 @@ const SCHEDULERS: &[Scheduler] = &[
         ancestor: None,
         secret: None,
         rank0: Rank0::Unknown,
+        starts_mpi: true,
     },
     Scheduler {
         name: "MPICH or another MPI with PMI",
@@ -105,6 +110,7 @@ const SCHEDULERS: &[Scheduler] = &[
         ancestor: Some("hydra_pmi_proxy"),
         secret: None,
         rank0: Rank0::Unknown,
+        starts_mpi: true,
     },
     Scheduler {
         name: "MVAPICH2",
@@ -117,6 +123,7 @@ const SCHEDULERS: &[Scheduler] = &[
         ancestor: Some("mpispawn"),
         secret: None,
         rank0: Rank0::Unknown,
+        starts_mpi: true,
     },
     // Where the shell's PMI is off. With it, and with an MPI's own launcher inside, the row of PMI counts.
     Scheduler {
@@ -130,6 +137,7 @@ const SCHEDULERS: &[Scheduler] = &[
         ancestor: None,
         secret: None,
         rank0: Rank0::Unknown,
+        starts_mpi: true,
     },
     // As operators of Kubernetes and scripts set them, one process per pod or per line. Local ranks follow from who
     // meets. The address of one rank may differ from that of the others (localhost), so it names no job.
@@ -144,6 +152,7 @@ const SCHEDULERS: &[Scheduler] = &[
         ancestor: None,
         secret: None,
         rank0: Rank0::BesideService("MASTER_ADDR", "MASTER_PORT"),
+        starts_mpi: false,
     },
     Scheduler {
         name: "a launcher of JAX's",
@@ -156,6 +165,7 @@ const SCHEDULERS: &[Scheduler] = &[
         ancestor: None,
         secret: None,
         rank0: Rank0::Unknown,
+        starts_mpi: false,
     },
     Scheduler {
         name: "Slurm",
@@ -173,6 +183,7 @@ const SCHEDULERS: &[Scheduler] = &[
             job: "SLURM_JOB_ID",
             step: "SLURM_STEP_ID",
         },
+        starts_mpi: true,
     },
     // These do not tell the size; see `hints` for what happens without it.
     Scheduler {
@@ -186,6 +197,7 @@ const SCHEDULERS: &[Scheduler] = &[
         ancestor: None,
         secret: None,
         rank0: Rank0::Unknown,
+        starts_mpi: true,
     },
     Scheduler {
         name: "PALS",
@@ -198,6 +210,7 @@ const SCHEDULERS: &[Scheduler] = &[
         ancestor: None,
         secret: None,
         rank0: Rank0::Unknown,
+        starts_mpi: true,
     },
     Scheduler {
         name: "a Kubernetes indexed job",
@@ -210,6 +223,7 @@ const SCHEDULERS: &[Scheduler] = &[
         ancestor: None,
         secret: None,
         rank0: Rank0::Unknown,
+        starts_mpi: false,
     },
 ];
 
@@ -232,6 +246,10 @@ pub struct Started {
     pub secret: Option<String>,
     /// Host and port where rank 0 can listen and be found.
     pub rank0: Option<(String, u16)>,
+    /// The variable that tells the number of ranks.
+    pub size_variable: &'static str,
+    /// Whether an MPI library in its processes finds the others by itself.
+    pub starts_mpi: bool,
 }
 
 /// Whether a scheduler started this process as one of several; `HOROVOD_RANK` and `HOROVOD_SIZE` count most.
@@ -308,6 +326,8 @@ impl Scheduler {
             ancestor: self.ancestor,
             secret: self.secret.and_then(|name| r.text(name)),
             rank0: self.rank0.read(r)?,
+            size_variable: self.size,
+            starts_mpi: self.starts_mpi,
         }))
     }
 
