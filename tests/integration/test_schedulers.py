@@ -104,6 +104,25 @@ def test_torchrun(script, jobs) -> None:
     check(jobs(harness.Job([*words, script(WORK)])))
 
 
+# What LSF's jsrun gives to its processes, and nothing else of it.
+JSRUN = """
+import os, subprocess, sys
+count, command = int(sys.argv[2]), sys.argv[3:]
+ranks = []
+for rank in range(count):
+    env = dict(os.environ, LSB_JOBID="41", JSM_NAMESPACE_ID=os.environ["TMPDIR"], PMIX_NAMESPACE="7")
+    env |= {f"JSM_NAMESPACE_{name}": str(rank) for name in ("RANK", "LOCAL_RANK")}
+    env |= {f"JSM_NAMESPACE_{name}": str(count) for name in ("SIZE", "LOCAL_SIZE")}
+    ranks.append(subprocess.Popen(command, env=env))
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+
+
+def test_a_double_of_jsrun(script, jobs) -> None:
+    words = [sys.executable, script(JSRUN), "-n", "3"]
+    check(jobs(harness.Job([*words, sys.executable, script(WORK)])))
+
+
 def pods(jobs, path: Path, env: dict[str, str], **each: list[str]) -> list[harness.Job]:
     """Three processes started apart from each other; the last first."""
     started = []
@@ -134,6 +153,36 @@ def test_a_kubernetes_indexed_job_with_a_key_file(script, jobs, port, tmp_path: 
         "HOROVOD_JOB_KEY_FILE": str(key),
     }
     check_pods(pods(jobs, script(WORK), env, JOB_COMPLETION_INDEX=INDEXES))
+
+
+def test_hosts_of_sagemaker(script, jobs, port) -> None:
+    """The script runs once on each host; the list of hosts makes ranks."""
+    env = {
+        "SM_HOSTS": '["algo-3", "algo-1", "algo-2"]',
+        # Instead of algo-1, which does not resolve here, and a port that other tests may use.
+        "HOROVOD_RANK0_ADDRESS": f"localhost:{port}",
+        "HOROVOD_JOB_KEY": "ab" * 32,
+    }
+    check_pods(pods(jobs, script(WORK), env, SM_CURRENT_HOST=["algo-1", "algo-2", "algo-3"]))
+    del env["HOROVOD_JOB_KEY"], env["HOROVOD_RANK0_ADDRESS"]
+    job = jobs(
+        harness.Job([sys.executable, script(INIT)], env={**env, "SM_CURRENT_HOST": "algo-2"})
+    )
+    job.fail()
+    for text in ("rank 1 of 3 started by SageMaker", "HOROVOD_JOB_KEY", "HOROVOD_SIZE=1"):
+        assert text in job.stderr, job.report()
+
+
+def test_elements_of_a_job_array_are_no_ranks(script, jobs, tmp_path: Path) -> None:
+    """Those that run at another time never come: the error says what to do instead."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    by_hand = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_RENDEZVOUS_DIR": str(folder)}
+    env = {**by_hand, "SLURM_ARRAY_TASK_ID": "1", "HOROVOD_GLOO_TIMEOUT_SECONDS": "1"}
+    job = jobs(harness.Job([sys.executable, script(INIT)], env=env))
+    job.fail()
+    for text in ("SLURM_ARRAY_TASK_ID=1", "without an array", "horovod-meeting-2"):
+        assert text in job.stderr, job.report()
 
 
 def test_an_operators_pods_without_local_rank(script, jobs, port) -> None:

@@ -7,11 +7,10 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use horovod_settings as settings;
+use horovod_settings::{self as settings, ProcessEnvironment};
 
+use crate::allocation::{self, Allocation};
 use crate::config_file;
-use crate::environment;
-use crate::hosts::Host;
 pub use crate::options::ElasticOptions;
 use crate::options::{self, OptionSpec};
 use crate::stdin;
@@ -54,8 +53,8 @@ pub struct Options {
     pub config_file: Option<PathBuf>,
     /// Agents dial the launcher.
     pub dialed: bool,
-    /// Hosts and slots of the batch job (LSF) that this runs in, when the command line names none.
-    pub batch_hosts: Option<Vec<Host>>,
+    /// What a batch system gave to the job that this runs in, when the command line names no hosts.
+    pub allocation: Option<Allocation>,
     /// One line for each thing that was accepted but means nothing here.
     pub notes: Vec<String>,
     /// How the members may change.
@@ -159,13 +158,21 @@ fn complete(mut options: Options) -> Result<Options, UsageError> {
         return Ok(options);
     }
     if options.hosts.is_none() && options.hostfile.is_none() && !options.dialed {
-        options.batch_hosts = environment::batch_hosts().map_err(UsageError)?;
+        options.allocation = allocation::find(&ProcessEnvironment).map_err(UsageError)?;
     }
-    if options.num_proc.is_none() {
-        options.num_proc = options
-            .batch_hosts
-            .as_ref()
-            .map(|hosts| hosts.iter().map(|host| host.slots).sum());
+    if let Some(allocation) = &mut options.allocation {
+        match options.num_proc {
+            None => {
+                options.num_proc = Some(allocation.slots());
+                options.notes.push(allocation.describe());
+            }
+            // On a host of its own a user may start as many processes as without a batch system.
+            Some(count) => {
+                if let [only] = &mut allocation.hosts[..] {
+                    only.slots = only.slots.max(count);
+                }
+            }
+        }
     }
     if options.doctor.is_some() {
         return Ok(options);

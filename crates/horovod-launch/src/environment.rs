@@ -8,8 +8,7 @@ use horovod_settings::{
 };
 
 use crate::frames::Variables;
-use crate::hosts::{self, Host, HostSlot};
-use crate::io::read_text;
+use crate::hosts::{Host, HostSlot};
 
 /// Set by a launcher for its own job; never handed down from an outer one.
 pub(crate) const IDENTITY: &[&str] = &[
@@ -173,31 +172,6 @@ pub(crate) fn events() -> Option<u32> {
 )]
 pub(crate) fn lent_stdin() -> Option<u32> {
     std::env::var(STDIN).ok()?.parse().ok()
-}
-
-/// Hosts and slots that LSF has given to the batch job this runs in; `None` outside of one.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "this is the launcher's environment module"
-)]
-pub(crate) fn batch_hosts() -> Result<Option<Vec<Host>>, String> {
-    if std::env::var_os("LSB_JOBID").is_none() {
-        return Ok(None);
-    }
-    if let Some(file) = std::env::var_os("LSB_DJOB_HOSTFILE") {
-        let text = read_text(file.as_ref()).map_err(|error| {
-            format!(
-                "LSF's list of hosts, {}, cannot be read: {error}",
-                file.to_string_lossy()
-            )
-        })?;
-        return hosts::one_line_per_slot(&text).map(Some);
-    }
-    let words = std::env::var("LSB_MCPU_HOSTS").unwrap_or_default();
-    if words.trim().is_empty() {
-        return Ok(None);
-    }
-    hosts::names_and_counts(&words).map(Some)
 }
 
 /// The hostfile that Kubeflow's MPI operator leaves in its launcher's pod for `mpirun`.

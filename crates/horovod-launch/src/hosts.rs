@@ -1,12 +1,9 @@
 //! Hosts and slots: `-H`, hostfiles, and the place of each rank.
 
-mod lsf;
-
 use std::collections::HashMap;
 use std::fmt;
 
 use crate::frames::HOST_RANKS_MAX;
-pub(crate) use lsf::{names_and_counts, one_line_per_slot};
 
 /// A machine and how many processes it may run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,7 +87,7 @@ pub enum HostsError {
 /// Characters of a user's words that an error repeats.
 const QUOTED_MAX: usize = 200;
 
-fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     text.chars().take(QUOTED_MAX).collect()
 }
 
@@ -233,14 +230,14 @@ fn named_slots(item: &str) -> Option<Host> {
 }
 
 /// Digits only: no sign, no spaces.
-fn whole(text: &str) -> Option<u32> {
+pub(crate) fn whole(text: &str) -> Option<u32> {
     if text.is_empty() || !text.bytes().all(|b| b.is_ascii_digit()) {
         return None;
     }
     text.parse().ok()
 }
 
-fn is_host_name(name: &str) -> bool {
+pub(crate) fn is_host_name(name: &str) -> bool {
     let (user, host) = name
         .split_once('@')
         .map_or((None, name), |(u, h)| (Some(u), h));

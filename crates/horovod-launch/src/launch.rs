@@ -243,8 +243,8 @@ pub(crate) fn wanted_hosts(options: &Options, size: u32) -> Result<Vec<Host>, La
     if let Some(text) = &options.hosts {
         return Ok(hosts::parse_hosts(text, cores_of_this_machine)?);
     }
-    if let Some(hosts) = &options.batch_hosts {
-        return Ok(hosts.clone());
+    if let Some(allocation) = &options.allocation {
+        return Ok(allocation.hosts.clone());
     }
     let found;
     let file = match &options.hostfile {

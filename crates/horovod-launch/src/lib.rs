@@ -19,6 +19,7 @@
 #![deny(unsafe_code)]
 
 mod agent;
+mod allocation;
 /// Public for tests and fuzzing: no part of what executors use.
 #[doc(hidden)]
 pub mod args;

@@ -8,6 +8,7 @@ mod hints;
 mod log;
 mod members;
 mod reader;
+mod sagemaker;
 mod scheduler;
 
 use std::net::SocketAddr;
@@ -82,6 +83,8 @@ pub struct Config {
     pub bootstrap: BootstrapSettings,
     /// The scheduler that started this process as one of several, if it was none of ours.
     pub started: Option<Started>,
+    /// What to append to an error of init, where ranks were given by hand in an element of a job array.
+    pub job_array: Option<String>,
     /// The launcher's ranks that form the job, where the script lists some of them or another order.
     pub listed: Option<Vec<i64>>,
     /// Local and cross ranks follow from the processes that meet, also where there is a rendezvous.
@@ -131,7 +134,8 @@ impl Config {
         };
         if size == 0 || rank >= size {
             return Err(Error::Init(format!(
-                "HOROVOD_RANK={rank} and HOROVOD_SIZE={size}: the rank must be below the size"
+                "HOROVOD_RANK={rank} and HOROVOD_SIZE={size}: the rank must be below the size{}",
+                hints::job_array(&r).unwrap_or_default()
             )));
         }
         let stall_warning = seconds(&settings::STALL_CHECK_TIME_SECONDS, env)?;
@@ -155,7 +159,8 @@ impl Config {
             && !settings::RANK.is_set(env)
         {
             return Err(Error::Init(format!(
-                "HOROVOD_SIZE={size} is set but HOROVOD_RANK is not: every process needs a rank of its own"
+                "HOROVOD_SIZE={size} is set but HOROVOD_RANK is not: every process needs a rank of its own{}",
+                hints::job_array(&r).unwrap_or_default()
             )));
         }
         Ok(Self {
@@ -182,6 +187,12 @@ impl Config {
                 temporary: r
                     .text("TMPDIR")
                     .map_or_else(|| "/tmp".into(), PathBuf::from),
+            },
+            job_array: match &started {
+                None if settings::RANK.is_set(env) && !settings::RENDEZVOUS.is_set(env) => {
+                    hints::job_array(&r)
+                }
+                _ => None,
             },
             started,
             listed: None,

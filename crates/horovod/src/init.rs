@@ -187,7 +187,10 @@ fn start_with(mut config: Config, interrupt: Option<Interrupt>) -> Result<(), Er
     let held = *runtime.held.lock().unwrap_or_else(PoisonError::into_inner);
     let met = connect(&mut config, interrupt, &runtime.standing, held);
     starting.still_wanted()?;
-    let mesh = met?;
+    let mesh = met.map_err(|error| match (error, &config.job_array) {
+        (Error::Init(text), Some(hint)) => Error::Init(format!("{text}{hint}")),
+        (error, _) => error,
+    })?;
     if let Some(assignment) = &mesh.assignment {
         config.take_assignment(assignment, mesh.topology.size);
     }

@@ -166,7 +166,8 @@ class HorovodBasics:
             Which processes form the job. None: all that the launcher started. A list of the launcher's ranks: these,
             and the position in the list is the rank; not under `horovodrun`, where only the list of all ranks in
             order is accepted. A communicator of mpi4py: its processes, in its order; they agree on everything else
-            through it, so that nothing has to be set. Processes outside must not call this with the same list or communicator.
+            through it, so that nothing has to be set. Processes outside must not call this with the same list or
+            communicator.
         process_sets
             Sets to register, the same list on every rank; or "dynamic", which allows `add_process_set` and
             `remove_process_set` later (as does `HOROVOD_DYNAMIC_PROCESS_SETS=1`).

@@ -221,19 +221,52 @@ pub(super) fn of_several(r: &Reader<'_>) -> Option<String> {
         )
     };
     let tf_config = r.text("TF_CONFIG").and_then(|text| tf_config(&text));
-    let sm_hosts = || sm_hosts(&r.text("SM_HOSTS")?, r.text("SM_CURRENT_HOST"));
+    let sm_hosts = || Some(text_list(&r.text("SM_HOSTS")?)?.len()).filter(|hosts| *hosts > 1);
     tf_config
         .map(|found| listed("TF_CONFIG", found))
-        .or_else(|| Some(listed("SM_HOSTS", sm_hosts()?)))
+        .or_else(|| Some(sm_host_unknown(sm_hosts()?)))
 }
 
-/// How many hosts SageMaker's list has, if more than one, and this one's place in it.
-fn sm_hosts(text: &str, current: Option<String>) -> Option<(usize, Option<usize>)> {
-    let Json::List(hosts) = Json::parse(text)? else {
+/// SageMaker's hosts without this one; with it they are a job.
+fn sm_host_unknown(hosts: usize) -> String {
+    format!(
+        "SM_HOSTS names {hosts} hosts that train, but SM_CURRENT_HOST is none of them: set it to the name that this host \
+         has there to train together, or HOROVOD_SIZE=1 to train alone"
+    )
+}
+
+/// The texts of a JSON list; `None` if it holds anything else.
+pub(super) fn text_list(text: &str) -> Option<Vec<String>> {
+    let Json::List(items) = Json::parse(text)? else {
         return None;
     };
-    let is_current = |host: &Json| matches!((host, &current), (Json::Text(a), Some(b)) if a == b);
-    (hosts.len() > 1).then(|| (hosts.len(), hosts.iter().position(is_current)))
+    let text = |item| match item {
+        Json::Text(text) => Some(text),
+        _ => None,
+    };
+    items.into_iter().map(text).collect()
+}
+
+/// Variables that number the elements of job arrays: name, batch system, value outside of an array.
+const JOB_ARRAYS: &[(&str, &str, &str)] = &[
+    ("SLURM_ARRAY_TASK_ID", "Slurm", ""),
+    ("PBS_ARRAY_INDEX", "PBS", ""),
+    ("PBS_ARRAYID", "PBS", ""),
+    ("LSB_JOBINDEX", "LSF", "0"),
+    ("SGE_TASK_ID", "Grid Engine", "undefined"),
+];
+
+/// What to know where ranks were given by hand and do not make a job, in an element of a job array; to be appended to
+/// an error.
+pub(super) fn job_array(r: &Reader<'_>) -> Option<String> {
+    JOB_ARRAYS.iter().find_map(|(name, by, outside)| {
+        let text = r.text(name).filter(|text| text.trim() != *outside)?;
+        Some(format!(
+            ". This runs in a job array of {by} ({name}={text}): its elements are jobs of their own, which need not run \
+             at the same time, and their numbers are no ranks. Submit one job with as many tasks as ranks, without an \
+             array; HOROVOD_SIZE=1 makes each element train alone"
+        ))
+    })
 }
 
 /// How many members of TensorFlow's cluster train, if more than one, and this process's place among them; `None` if it

@@ -7,6 +7,7 @@ use horovod_settings as settings;
 
 use super::hints;
 use super::reader::Reader;
+use super::sagemaker;
 use crate::error::Error;
 
 /// One way to be started.
@@ -265,6 +266,9 @@ pub(super) fn detect(r: &Reader<'_>) -> Result<Option<Started>, Error> {
         if let Some(started) = scheduler.read(r)? {
             return Ok(Some(started));
         }
+    }
+    if let Some(started) = sagemaker::started(r) {
+        return Ok(Some(started));
     }
     if let Some(address) = settings::RANK0_ADDRESS.read(r.env)? {
         return Err(Error::Init(format!(

@@ -234,9 +234,9 @@ fn what_tells_of_several_is_never_one_process_alone() {
         (
             &[
                 ("SM_HOSTS", r#"["algo-1", "algo-2"]"#),
-                ("SM_CURRENT_HOST", "algo-2"),
+                ("SM_CURRENT_HOST", "algo-3"),
             ],
-            "HOROVOD_RANK=1",
+            "SM_CURRENT_HOST is none of them",
         ),
     ] {
         let error = found(vars).unwrap_err().to_string();
@@ -244,6 +244,42 @@ fn what_tells_of_several_is_never_one_process_alone() {
         for text in [name, missing, "HOROVOD_SIZE=1"] {
             assert!(error.contains(text), "{text} in: {error}");
         }
+    }
+}
+
+#[test]
+fn the_number_of_an_element_of_a_job_array_is_no_rank() {
+    let refused = |vars: &[(&'static str, &'static str)]| {
+        let error = crate::config::Config::from_environment(&Map(vars.to_vec()));
+        error.expect_err("no job").to_string()
+    };
+    for (name, outside) in [
+        ("SLURM_ARRAY_TASK_ID", " "),
+        ("PBS_ARRAY_INDEX", " "),
+        ("LSB_JOBINDEX", "0"),
+        ("SGE_TASK_ID", "undefined"),
+    ] {
+        // Arrays often begin with 1: the last element has no rank.
+        let by_hand = [("HOROVOD_RANK", "4"), ("HOROVOD_SIZE", "4")];
+        let error = refused(&[&by_hand[..], &[(name, "4")]].concat());
+        assert!(
+            error.contains(name) && error.contains("job array"),
+            "{error}"
+        );
+        let error = refused(&[&by_hand[..], &[(name, outside)]].concat());
+        assert!(!error.contains("job array"), "{error}");
+        let error = refused(&[("HOROVOD_SIZE", "4"), (name, "4")]);
+        assert!(error.contains(name), "{error}");
+        // Alone it says nothing, and in a launcher's job neither.
+        assert_eq!(found(&[(name, "4")]), Ok(None));
+        let launched = [
+            ("HOROVOD_RANK", "1"),
+            ("HOROVOD_SIZE", "4"),
+            ("HOROVOD_RENDEZVOUS", "127.0.0.1:5"),
+            (name, "4"),
+        ];
+        let config = crate::config::Config::from_environment(&Map(launched.to_vec()));
+        assert_eq!(config.expect("a job").job_array, None);
     }
 }
 
