@@ -19,6 +19,8 @@ pub struct JobPlan {
     pub staging: u64,
     /// TCP connections between two ranks of different hosts.
     pub connections: u32,
+    /// First and last port on which ranks listen; `None`: any.
+    pub ports: Option<(u32, u32)>,
     /// Data between hosts is encrypted.
     pub encrypt: bool,
     /// Ranks are Python programs, as far as one can tell.

@@ -10,7 +10,7 @@ use std::sync::mpsc;
 use std::time::{Duration, SystemTime};
 
 use horovod_transport::probe::{Obstacle, Prober, Server};
-use horovod_transport::{JobKey, loopback, resolve_interfaces};
+use horovod_transport::{JobKey, Ports, loopback, resolve_interfaces};
 
 use super::gather::{self, Place};
 use super::talk::{Answer, Errand, Listening, Outcome, Pace, Question, Stood};
@@ -123,7 +123,11 @@ impl Examiner {
         } else {
             chosen
         };
-        let server = Server::start(&bind, key.clone(), how.me)?;
+        let port = |number: u32| u16::try_from(number).ok();
+        let range = how
+            .ports
+            .and_then(|(first, last)| Some((port(first)?, port(last)?)));
+        let server = Server::start(&bind, Ports::within(range), key.clone(), how.me)?;
         let addresses = server.addrs().to_vec();
         if addresses.is_empty() {
             return Err(io::Error::other("no network interface is up"));

@@ -39,6 +39,8 @@ wired! {
         pub me: u32,
         /// Interfaces to listen on; empty means all.
         pub interfaces: Vec<String>,
+        /// First and last port to listen on; none means any.
+        pub ports: Option<(u32, u32)>,
         /// Listen on the loopback alone.
         pub is_local: bool,
         /// Encrypt what is sent to others, as the job will.
@@ -253,6 +255,7 @@ mod tests {
                 key: "ab".into(),
                 me: 3,
                 interfaces: vec!["eth0".into()],
+                ports: Some((29_000, 29_100)),
                 is_local: false,
                 encrypt: true,
             }),

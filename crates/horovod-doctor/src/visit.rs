@@ -187,6 +187,7 @@ impl Visit<'_> {
                 key: self.key.to_hex(),
                 me: number(host),
                 interfaces: self.interfaces.clone(),
+                ports: self.chart.plan.ports,
                 is_local: self.chart.is_all_local(),
                 encrypt: self.chart.plan.encrypt,
             }),

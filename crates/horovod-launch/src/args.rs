@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use horovod_settings::{self as settings, ProcessEnvironment};
 
 use crate::allocation::{self, Allocation};
+pub use crate::completion::Shell;
 use crate::config_file;
 pub use crate::options::ElasticOptions;
 use crate::options::{self, OptionSpec};
@@ -33,6 +34,12 @@ pub struct Options {
     pub network_interfaces: Vec<String>,
     /// Directory for one pair of files per rank.
     pub output_filename: Option<PathBuf>,
+    /// Directory that gets a new one for each run, with one pair of files per rank.
+    pub log_dir: Option<PathBuf>,
+    /// Ranks whose output is shown, as first and last of each group; `None`: all.
+    pub output_ranks: Option<Vec<(u32, u32)>>,
+    /// Only print a script for this shell.
+    pub completion: Option<Shell>,
     /// Put the local time before each line's rank.
     pub prefix_timestamp: bool,
     /// Say what is done.
@@ -136,13 +143,15 @@ pub fn parse(words: &[OsString]) -> Result<Options, UsageError> {
                 wrong.say(&spec.dest())
             ))
         })?;
-        if options.help || options.version {
+        if options.help || options.version || options.completion.is_some() {
             return Ok(options);
         }
     }
+    let mut given = config_file::Given::on_command_line(&seen);
     if let Some(file) = options.config_file.clone() {
-        config_file::merge(&mut options, &seen, &file)?;
+        config_file::merge(&mut options, &mut given, &file)?;
     }
+    config_file::merge_defaults(&mut options, &mut given)?;
     complete(options)
 }
 
@@ -194,6 +203,13 @@ fn complete(mut options: Options) -> Result<Options, UsageError> {
         .elastic
         .check(options.num_proc.unwrap_or(1))
         .map_err(UsageError)?;
+    let size = options.num_proc.unwrap_or(1);
+    let is_absent = |(_, last): &&(u32, u32)| *last >= size && !options.elastic.is_on();
+    if let Some((_, last)) = options.output_ranks.iter().flatten().find(is_absent) {
+        return refuse(format!(
+            "argument --output-ranks: there is no rank {last}, with {size} processes"
+        ));
+    }
     for name in options.elastic.idle() {
         options.notes.push(format!(
             "{name}: no effect, the job is not elastic without --min-np or --host-discovery-script"
@@ -276,7 +292,7 @@ fn nearest(typed: &str) -> Option<&'static str> {
 fn usage() -> &'static str {
     "usage: horovodrun -np NUM_PROC [-H HOST:SLOTS,... | --hostfile FILE] [options] command [args ...]\n       \
      horovodrun --doctor [-H HOST:SLOTS,... | --hostfile FILE] [options] [command [args ...]]\n       \
-     horovodrun --check-build | --version | --help"
+     horovodrun --check-build | --completion SHELL | --version | --help"
 }
 
 /// The whole help text, from the table.

@@ -7,6 +7,7 @@ use std::path::Path;
 use saphyr::{LoadableYamlNode, Scalar, Yaml};
 
 use crate::args::{Options, UsageError};
+use crate::environment;
 use crate::io::read_text;
 use crate::options::{self, Form, OptionSpec};
 
@@ -17,25 +18,92 @@ const CONTROLLERS: [&str; 2] = ["gloo", "mpi"];
 /// Given without this key, the section still says something.
 const STALL_CHECK: &str = "stall_check";
 
-/// Reads the file and does what it says, unless the command line (`given`) said otherwise.
+/// What counts more than a file that is read later.
+pub(crate) struct Given<'a> {
+    options: &'a [&'static OptionSpec],
+    /// Of files that were read before.
+    keys: Vec<String>,
+}
+
+impl<'a> Given<'a> {
+    /// The options of the command line.
+    pub(crate) fn on_command_line(options: &'a [&'static OptionSpec]) -> Self {
+        let keys = Vec::new();
+        Self { options, keys }
+    }
+
+    fn has(&self, key: &str) -> bool {
+        let is_key = |spec: &&&OptionSpec| spec.in_file.is_some_and(|f| f.key == key);
+        self.keys.iter().any(|known| known == key) || self.options.iter().any(|s| is_key(&s))
+    }
+}
+
+/// Reads the file and does what it says, unless the command line said otherwise.
 pub(crate) fn merge(
     options: &mut Options,
-    given: &[&'static OptionSpec],
+    given: &mut Given<'_>,
     file: &Path,
 ) -> Result<(), UsageError> {
-    let wrong = |why: String| UsageError(format!("the config file {}: {why}", file.display()));
-    let text = read_text(file).map_err(|error| wrong(format!("cannot be read: {error}")))?;
-    let settings = settings_of(&text).map_err(wrong)?;
-    for (key, value) in settings {
-        if given
-            .iter()
-            .any(|spec| spec.in_file.is_some_and(|f| f.key == key))
-        {
-            continue;
+    let text = read_text(file).map_err(|error| of_file(file, &cannot_read(&error)))?;
+    take(options, given, &text, |_| false).map_err(|why| of_file(file, &why))
+}
+
+/// The same for the files that exist without being asked for: the environment counts more than they do.
+pub(crate) fn merge_defaults(
+    options: &mut Options,
+    given: &mut Given<'_>,
+) -> Result<(), UsageError> {
+    for file in environment::config_files() {
+        let text = match read_text(&file) {
+            Ok(text) => text,
+            Err(error) if is_absent(&error) => continue,
+            Err(error) => return Err(of_file(&file, &cannot_read(&error))),
+        };
+        take(options, given, &text, has_variable).map_err(|why| of_file(&file, &why))?;
+        if options.verbose {
+            let note = format!("settings from {}", file.display());
+            options.notes.push(note);
         }
-        set(options, &key, &value).map_err(wrong)?;
     }
     Ok(())
+}
+
+fn is_absent(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{NotADirectory, NotFound};
+    matches!(error.kind(), NotFound | NotADirectory)
+}
+
+fn cannot_read(error: &std::io::Error) -> String {
+    format!("cannot be read: {error}")
+}
+
+fn of_file(file: &Path, why: &str) -> UsageError {
+    UsageError(format!("the config file {}: {why}", file.display()))
+}
+
+fn take(
+    options: &mut Options,
+    given: &mut Given<'_>,
+    text: &str,
+    is_overruled: fn(&str) -> bool,
+) -> Result<(), String> {
+    let mut taken = Vec::new();
+    for (key, value) in settings_of(text)? {
+        if !given.has(&key) && !is_overruled(&key) {
+            set(options, &key, &value)?;
+            taken.push(key);
+        }
+    }
+    given.keys.append(&mut taken);
+    Ok(())
+}
+
+/// Whether a variable says what a key says.
+fn has_variable(key: &str) -> bool {
+    let specs = options::all().filter(|spec| spec.in_file.is_some_and(|f| f.key == key));
+    specs
+        .filter_map(OptionSpec::variable)
+        .any(environment::is_set)
 }
 
 /// A value of the file, told apart as YAML does.

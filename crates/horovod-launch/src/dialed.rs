@@ -37,7 +37,8 @@ pub(crate) fn listen(options: &Options) -> Result<Server, LaunchError> {
     let bind = Reach::of(are_on_this_host(options)).addresses(&options.network_interfaces)?;
     let heartbeat = environment::heartbeat_s();
     let silence_max = heartbeat.map(|s| Duration::from_secs(s.into()).max(SILENCE_MIN));
-    Server::start(&bind, key, silence_max).map_err(|error| LaunchError::Cannot {
+    let ports = environment::ports().map_err(|error| LaunchError::Wrong(error.to_string()))?;
+    Server::start(&bind, ports, key, silence_max).map_err(|error| LaunchError::Cannot {
         what: "agents would have nowhere to dial".to_owned(),
         error,
     })

@@ -102,6 +102,9 @@ fn plan(options: &Options, size: u32, cwd: PathBuf) -> JobPlan {
         size,
         staging: settings.staging,
         connections: settings.connections,
+        ports: settings
+            .ports
+            .map(|(first, last)| (first.into(), last.into())),
         encrypt: settings.encrypt,
         runs_python,
         cwd,

@@ -7,6 +7,8 @@ use horovod_settings::{
     self as settings, Declaration, Environment, Number, ProcessEnvironment, Whole,
 };
 
+use horovod_transport::Ports;
+
 use crate::frames::Variables;
 use crate::hosts::{Host, HostSlot};
 
@@ -106,6 +108,13 @@ fn heartbeat_of(env: &dyn Environment) -> Option<u32> {
     (seconds > 0.0).then_some(seconds.ceil() as u32)
 }
 
+/// Where listeners look for ports.
+pub(crate) fn ports() -> Result<Ports, settings::Refused> {
+    Ok(Ports::within(
+        settings::PORT_RANGE.read(&ProcessEnvironment)?,
+    ))
+}
+
 /// `HOROVOD_LOG_LEVEL`, empty if it is not set.
 pub(crate) fn log_level() -> String {
     settings::text_of(&ProcessEnvironment, settings::LOG_LEVEL.name).unwrap_or_default()
@@ -183,12 +192,38 @@ pub(crate) fn default_hostfile() -> Option<std::path::PathBuf> {
     std::env::var_os("OMPI_MCA_orte_default_hostfile").map(Into::into)
 }
 
+/// Files of settings that count where neither the command line nor `--config-file` nor a variable says anything: the
+/// user's, which counts more, and the system's.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the launcher's environment module"
+)]
+pub(crate) fn config_files() -> Vec<std::path::PathBuf> {
+    let folder = |name| std::env::var_os(name).map(std::path::PathBuf::from);
+    let of_user = folder("XDG_CONFIG_HOME")
+        .filter(|folder| folder.is_absolute())
+        .or_else(|| Some(folder("HOME")?.join(".config")));
+    let system = std::path::PathBuf::from("/etc");
+    of_user
+        .into_iter()
+        .chain([system])
+        .map(|folder| folder.join("horovod/config.yaml"))
+        .collect()
+}
+
+/// Whether a variable is set, for settings that files give defaults for.
+pub(crate) fn is_set(name: &str) -> bool {
+    settings::text_of(&ProcessEnvironment, name).is_some()
+}
+
 /// Settings of the ranks by which the doctor judges hosts.
 pub(crate) struct DataPlane {
     /// Bytes of shared memory of each rank.
     pub(crate) staging: u64,
     /// TCP connections between two ranks.
     pub(crate) connections: u32,
+    /// First and last port on which ranks listen; `None`: any.
+    pub(crate) ports: Option<(u16, u16)>,
     /// Data between hosts is encrypted.
     pub(crate) encrypt: bool,
 }
@@ -199,6 +234,7 @@ pub(crate) fn of_data_plane() -> DataPlane {
     DataPlane {
         staging: settings::SHM_BYTES_PER_RANK.read_or_default(env) as u64,
         connections: settings::CONNECTIONS_PER_PEER.read_or_default(env).into(),
+        ports: settings::PORT_RANGE.read_or_default(env),
         encrypt: settings::ENCRYPT.read_or_default(env),
     }
 }

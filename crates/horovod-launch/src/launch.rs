@@ -49,6 +49,7 @@ impl From<RendezvousError> for LaunchError {
             RendezvousError::Interfaces(error) => {
                 Self::Wrong(format!("--network-interfaces: {error}"))
             }
+            RendezvousError::Ports(error) => Self::Wrong(error.to_string()),
             RendezvousError::Key(error) => Self::Io(error),
             error => Self::Other(error.to_string()),
         }
@@ -85,6 +86,7 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
     parent_watch::watch();
     let mut output = Output::new(size, options.prefix_timestamp)?;
     output.show_log(options)?;
+    output.show_ranks(options.output_ranks.clone());
     output.show_events(events);
 
     let hosts: Vec<&Host> = placements.iter().map(|placement| &placement.host).collect();
@@ -129,6 +131,7 @@ fn run_dialed(options: &Options, events: &Events) -> Result<u8, LaunchError> {
     parent_watch::watch();
     let mut output = Output::new(size, options.prefix_timestamp)?;
     output.show_log(options)?;
+    output.show_ranks(options.output_ranks.clone());
     output.show_events(events);
     dialed::announce(&output, &server);
     let gathered = dialed::gather(

@@ -23,6 +23,7 @@ mod allocation;
 /// Public for tests and fuzzing: no part of what executors use.
 #[doc(hidden)]
 pub mod args;
+mod completion;
 mod config_file;
 mod console;
 mod dialed;
@@ -53,6 +54,7 @@ mod ranks;
 mod remote;
 mod rendezvous;
 mod report;
+mod run_folder;
 mod signals;
 mod stdin;
 mod threads;
@@ -89,6 +91,9 @@ pub fn run(words: &[OsString]) -> u8 {
     }
     if options.version {
         return show(&format!("{}\n", env!("CARGO_PKG_VERSION")));
+    }
+    if let Some(shell) = options.completion {
+        return show(&completion::script(shell));
     }
     for note in &options.notes {
         complain(&format!("note: {note}"));

@@ -158,6 +158,14 @@ impl OptionSpec {
         }
     }
 
+    /// The variable of the ranks that it sets.
+    pub(crate) fn variable(&self) -> Option<&'static str> {
+        match self.action {
+            Action::Sets(variable, _) | Action::Count(_, variable) => Some(variable),
+            _ => self.setting().map(Declared::name),
+        }
+    }
+
     /// Its line of the help: what it does, what it accepts, its default.
     pub(crate) fn help(&self) -> String {
         let Some(setting) = self.setting() else {

@@ -18,7 +18,8 @@ use crate::error_lines::Frames;
 use crate::events::{Event, Events};
 use crate::frames::Stream;
 use crate::log::Log;
-use crate::platform::asctime;
+use crate::platform::{self, asctime};
+use crate::run_folder;
 
 /// A line longer than this is passed on in pieces.
 pub(crate) const LINE_PIECE_BYTES: usize = 64 << 10;
@@ -85,6 +86,8 @@ pub(crate) struct Output {
     is_one_console: bool,
     log: Log,
     has_events: bool,
+    /// Labels whose lines are shown, as first and last of each group; `None`: all.
+    shown: Option<Vec<(u32, u32)>>,
 }
 
 impl Output {
@@ -112,6 +115,7 @@ impl Output {
             open: [None; 2],
             log: Log::default(),
             has_events: false,
+            shown: None,
         })
     }
 
@@ -119,6 +123,18 @@ impl Output {
     pub(crate) fn show_log(&mut self, options: &Options) -> io::Result<()> {
         self.log = Log::install(options, self.writer.notifier()?);
         Ok(())
+    }
+
+    /// Shows the lines of these ranks only, from now on. All are kept for reports and written to files.
+    pub(crate) fn show_ranks(&mut self, groups: Option<Vec<(u32, u32)>>) {
+        self.shown = groups;
+    }
+
+    fn is_shown(&self, label: u32) -> bool {
+        let has = |(first, last): &(u32, u32)| (*first..=*last).contains(&label);
+        self.shown
+            .as_ref()
+            .is_none_or(|groups| groups.iter().any(has))
     }
 
     /// Tells programs of events from now on, if one wants to know.
@@ -141,6 +157,22 @@ impl Output {
         for line in self.log.take() {
             self.note(&line);
         }
+    }
+
+    /// Opens the files that the options ask for, and says where they are if nobody can know it.
+    pub(crate) fn open_files_of(&mut self, options: &Options, size: u32) -> Result<(), String> {
+        let Some(directory) = run_folder::of(options)? else {
+            return Ok(());
+        };
+        platform::raise_file_limit();
+        self.open_files(&directory, size)?;
+        if options.log_dir.is_some() {
+            self.note(&format!(
+                "horovodrun: the ranks' output is also written to {}",
+                directory.display()
+            ));
+        }
+        Ok(())
     }
 
     /// Creates `directory/rank.N/stdout` and `stderr` for every rank there is and for rank 0, with as many digits as `size` ranks need.
@@ -329,6 +361,8 @@ impl Output {
 
     fn pass_on(&mut self, rank: u32, stream: Stream, piece: &[u8], is_line: bool, to: &mut Batch) {
         let console = self.console(stream);
+        let label = self.ranks.get(&rank).map(|rank| rank.label);
+        let is_shown = label.is_some_and(|label| self.is_shown(label));
         let Some(RankOutput {
             label,
             streams,
@@ -350,17 +384,19 @@ impl Output {
             },
             stream.name()
         );
-        if self.open[console] != Some((rank, stream)) {
-            self.close_line(stream, &mut to.console);
-            to.console.extend_from_slice(prefix.as_bytes());
+        if is_shown {
+            if self.open[console] != Some((rank, stream)) {
+                self.close_line(stream, &mut to.console);
+                to.console.extend_from_slice(prefix.as_bytes());
+            }
+            to.console.extend_from_slice(piece);
+            // So that whatever reads lines gets some, each with its rank.
+            let is_cut = piece.len() >= LINE_PIECE_BYTES;
+            if is_cut && !is_line {
+                to.console.push(b'\n');
+            }
+            self.open[console] = (!is_line && !is_cut).then_some((rank, stream));
         }
-        to.console.extend_from_slice(piece);
-        // So that whatever reads lines gets some, each with its rank.
-        let is_cut = piece.len() >= LINE_PIECE_BYTES;
-        if is_cut && !is_line {
-            to.console.push(b'\n');
-        }
-        self.open[console] = (!is_line && !is_cut).then_some((rank, stream));
         if has_files {
             if !goes_on {
                 to.file.extend_from_slice(prefix.as_bytes());
@@ -432,6 +468,18 @@ mod tests {
         let want: &[u8] = b"[0]<stdout>:a\n[0]<stdout>:b\n[1]<stdout>:\xff\xfe\n\
             [2]<stdout>:10%\r[2]<stdout>:20%\r[2]<stdout>:\n";
         assert_eq!(seen, want);
+    }
+
+    #[test]
+    fn ranks_that_are_not_shown_are_kept_for_reports() {
+        let mut output = output(3);
+        output.show_ranks(Some(vec![(0, 0), (2, 5)]));
+        let mut batch = Batch::default();
+        for rank in 0..3 {
+            output.pass_on(rank, Stream::Stdout, b"a\n", true, &mut batch);
+        }
+        assert_eq!(batch.console, b"[0]<stdout>:a\n[2]<stdout>:a\n");
+        assert_eq!(output.tail(1), Some((Stream::Stdout, vec!["a".to_owned()])));
     }
 
     #[test]

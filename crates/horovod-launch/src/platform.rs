@@ -174,13 +174,25 @@ pub(crate) fn raise_file_limit() {
     );
 }
 
-/// Local time as C's `asctime` writes it: `Sat Nov 21 00:28:04 2026`.
+/// Local time in a form that sorts and is a file's name: `20261121-002804`.
+pub(crate) fn compact_time(time: SystemTime) -> String {
+    match local_time(time) {
+        Ok(parts) => format!(
+            "{:04}{:02}{:02}-{:02}{:02}{:02}",
+            1900 + parts.tm_year,
+            1 + parts.tm_mon,
+            parts.tm_mday,
+            parts.tm_hour,
+            parts.tm_min,
+            parts.tm_sec
+        ),
+        Err(seconds) => seconds.to_string(),
+    }
+}
+
+/// The parts of a local time; where there is none, the seconds since 1970.
 #[expect(unsafe_code, reason = "the standard library knows no time zones")]
-pub(crate) fn asctime(time: SystemTime) -> String {
-    const DAYS: [&str; 7] = ["Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"];
-    const MONTHS: [&str; 12] = [
-        "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
-    ];
+fn local_time(time: SystemTime) -> Result<libc::tm, libc::time_t> {
     let seconds = time
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or(Duration::ZERO)
@@ -192,8 +204,21 @@ pub(crate) fn asctime(time: SystemTime) -> String {
     // changes its environment, so reading TZ cannot race.
     let done = unsafe { libc::localtime_r(&seconds, &mut parts) };
     if done.is_null() {
-        return format!("{seconds}");
+        return Err(seconds);
     }
+    Ok(parts)
+}
+
+/// Local time as C's `asctime` writes it: `Sat Nov 21 00:28:04 2026`.
+pub(crate) fn asctime(time: SystemTime) -> String {
+    const DAYS: [&str; 7] = ["Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"];
+    const MONTHS: [&str; 12] = [
+        "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
+    ];
+    let parts = match local_time(time) {
+        Ok(parts) => parts,
+        Err(seconds) => return seconds.to_string(),
+    };
     let name = |names: &'static [&str], index: libc::c_int| {
         usize::try_from(index)
             .ok()

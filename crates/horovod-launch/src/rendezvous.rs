@@ -9,6 +9,7 @@ use horovod_transport::rendezvous::{Server, ServerConfig, ServerEvent};
 use horovod_transport::unreached::Unreached;
 use horovod_transport::{JobKey, loopback, resolve_interfaces};
 
+use crate::environment;
 use crate::executor::RendezvousSource;
 
 /// Where it listens.
@@ -50,6 +51,9 @@ pub enum RendezvousError {
     /// An interface that was asked for is not there.
     #[error("network interfaces: {0}")]
     Interfaces(io::Error),
+    /// `HOROVOD_PORT_RANGE` is no range of ports.
+    #[error(transparent)]
+    Ports(horovod_settings::Refused),
     /// There is no loopback.
     #[error(
         "the loopback interface is down or has neither 127.0.0.1 nor ::1, through which ranks of one host meet ({0}): \
@@ -128,7 +132,9 @@ impl Rendezvous {
             None => JobKey::random().map_err(RendezvousError::Key)?,
         };
         let bind = reach.addresses(interfaces)?;
-        let server = Server::start(config(bind, key.clone())).map_err(RendezvousError::Listen)?;
+        let mut config = config(bind, key.clone());
+        config.ports = environment::ports().map_err(RendezvousError::Ports)?;
+        let server = Server::start(config).map_err(RendezvousError::Listen)?;
         let mut addresses = server.addrs().to_vec();
         // To another host the loopback is itself.
         if addresses.iter().any(|address| !address.ip().is_loopback()) {

@@ -45,7 +45,9 @@ impl Rendezvous {
         };
         let served = horovod_launch::Rendezvous::start_with_key(size, reach, &interfaces, key);
         let served = served.map_err(|error| match error {
-            RendezvousError::Interfaces(_) => PyValueError::new_err(error.to_string()),
+            RendezvousError::Interfaces(_) | RendezvousError::Ports(_) => {
+                PyValueError::new_err(error.to_string())
+            }
             error => PyOSError::new_err(error.to_string()),
         })?;
         Ok(Self {

@@ -42,7 +42,9 @@ impl PayloadServer {
         } else {
             chosen
         };
-        let server = Server::start(&bind, key.clone(), payload.to_vec())?;
+        let ports = horovod::config::ports(&horovod::config::ProcessEnvironment)
+            .map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let server = Server::start(&bind, ports, key.clone(), payload.to_vec())?;
         Ok(Self {
             addresses: server.addrs().to_vec(),
             server: Mutex::new(Some(server)),

@@ -50,6 +50,8 @@ pub enum Accepts {
     Words(Vec<&'static str>),
     /// A comma list of `ip:port`.
     Addresses,
+    /// Two ports with a dash between them.
+    PortRange,
     /// Anything.
     Text,
 }
@@ -58,7 +60,7 @@ impl Accepts {
     /// Limits that the description must name beside the effect; `None` for none.
     pub fn limits(&self) -> Option<String> {
         match self {
-            Self::Flag | Self::Text | Self::Addresses => None,
+            Self::Flag | Self::Text | Self::Addresses | Self::PortRange => None,
             Self::Whole {
                 least: 0,
                 most: None,
@@ -109,6 +111,9 @@ impl fmt::Display for Accepts {
                 Some((last, others)) => write!(f, "{} or {last}", others.join(", ")),
                 None => f.write_str("nothing"),
             },
+            Self::PortRange => {
+                f.write_str("a range of ports from 1024 to 65535, such as 29000-29100")
+            }
             Self::Addresses => f.write_str("addresses of the form ip:port"),
             Self::Text => f.write_str("text"),
         }
@@ -414,6 +419,35 @@ impl Kind for Addresses {
 
     fn accepts(&self) -> Accepts {
         Accepts::Addresses
+    }
+}
+
+/// The first and the last of a range of ports, those of services of the system excepted.
+#[derive(Debug)]
+pub struct PortRange;
+
+impl Kind for PortRange {
+    type Value = (u16, u16);
+
+    fn default(&self) -> (u16, u16) {
+        (1024, u16::MAX)
+    }
+
+    fn default_text(&self) -> String {
+        "1024-65535".to_owned()
+    }
+
+    fn parse(&self, text: &str) -> Result<(u16, u16), String> {
+        let port = |text: &str| text.trim().parse().ok().filter(|port| *port >= 1024);
+        let range = text.split_once('-').or_else(|| text.split_once(':'));
+        let range = range.and_then(|(first, last)| Some((port(first)?, port(last)?)));
+        range
+            .filter(|(first, last)| first <= last)
+            .ok_or_else(|| format!("{text:?}"))
+    }
+
+    fn accepts(&self) -> Accepts {
+        Accepts::PortRange
     }
 }
 

@@ -16,7 +16,8 @@ mod table;
 pub use declaration::{Declaration, Declared, Refused, Whose};
 pub use environment::{Environment, ProcessEnvironment, text_of};
 pub use kinds::{
-    Accepts, Addresses, Decimal, Flag, Kind, List, NUMBER_MAX, Number, Optional, Text, Whole, Words,
+    Accepts, Addresses, Decimal, Flag, Kind, List, NUMBER_MAX, Number, Optional, PortRange, Text,
+    Whole, Words,
 };
 pub use known::{nearest_setting, steers_a_build, unknown_settings};
 pub use spelling::nearest_of;

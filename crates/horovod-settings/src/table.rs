@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use crate::declaration::{Declaration, Declared, Whose};
-use crate::kinds::{Addresses, Decimal, Flag, List, Optional, Text, Whole, Words};
+use crate::kinds::{Addresses, Decimal, Flag, List, Optional, PortRange, Text, Whole, Words};
 
 /// Most of any of the sizes of the data plane.
 const SIZE_MAX: usize = 1 << 30;
@@ -136,6 +136,8 @@ table! {
     UNAUTHENTICATED_JOB: Optional<Text> = "HOROVOD_UNAUTHENTICATED_JOB", Optional::text("none"), Each;
     /// comma list of network interfaces to listen on and connect from between hosts
     GLOO_IFACE: List = "HOROVOD_GLOO_IFACE", List { empty: "all" }, Each;
+    /// ports on which ranks, launcher and executors listen, `first-last`; enough for two of each rank of a host (clusters.md)
+    PORT_RANGE: Optional<PortRange> = "HOROVOD_PORT_RANGE", Optional { kind: PortRange, unset: "of the system's choice" }, Each;
     /// seconds that init waits for the other ranks and their connections; an address that does not answer is given up
     /// after 6 s (failures.md)
     GLOO_TIMEOUT_SECONDS: Decimal = "HOROVOD_GLOO_TIMEOUT_SECONDS", Decimal::any(30.0), Each;

@@ -142,6 +142,14 @@ fn both_ends_of_every_range_are_accepted_and_nothing_beyond() {
                     check(word.to_owned(), true);
                 }
             }
+            Accepts::PortRange => {
+                for range in ["29000-29100", "2000:2000", "1024 - 65535"] {
+                    check(range.to_owned(), true);
+                }
+                for range in ["29000", "29100-29000", "80-90", "1024-65536", "a-b", ""] {
+                    check(range.to_owned(), false);
+                }
+            }
             Accepts::Addresses | Accepts::Text => {}
         }
     }

@@ -24,6 +24,7 @@ use crate::{
     handshake::{Binding, Purpose, SERVER},
     mesh::dial::{Dial, Target},
     platform::net,
+    ports::Ports,
     server::{Admission, Connections, RunningServer},
     wait::{poll_until, wait_for_any},
 };
@@ -54,9 +55,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens on these addresses (`0.0.0.0` and `::` mean all), on ports of the system's choice. A connection is given
-    /// up when its machine has not answered for `silence_max`.
-    pub fn start(bind: &[IpAddr], key: JobKey, silence_max: Option<Duration>) -> io::Result<Self> {
+    /// Listens on these addresses (`0.0.0.0` and `::` mean all). A connection is given up when its machine has not answered for `silence_max`.
+    pub fn start(
+        bind: &[IpAddr],
+        ports: Ports,
+        key: JobKey,
+        silence_max: Option<Duration>,
+    ) -> io::Result<Self> {
         let admission = Admission {
             key,
             purpose: Purpose::Agent,
@@ -69,7 +74,7 @@ impl Server {
         let running = RunningServer::start(
             "hvd-agents",
             bind,
-            0,
+            ports,
             admission,
             VecDeque::new(),
             |mut connections: Connections<()>, state| {
@@ -326,7 +331,13 @@ mod tests {
     const TRIES: Tries = Tries::WhileItMayHelp;
 
     fn server(key: &JobKey) -> Server {
-        Server::start(&[Ipv4Addr::LOCALHOST.into()], key.clone(), Some(SOON)).expect("listens")
+        Server::start(
+            &[Ipv4Addr::LOCALHOST.into()],
+            Ports::Any,
+            key.clone(),
+            Some(SOON),
+        )
+        .expect("listens")
     }
 
     fn arrival(server: &Server) -> Arrival {

@@ -40,6 +40,8 @@ mod platform;
 #[cfg(not(loom))]
 mod poller;
 #[cfg(not(loom))]
+mod ports;
+#[cfg(not(loom))]
 pub mod probe;
 #[cfg(not(loom))]
 pub mod rendezvous;
@@ -74,6 +76,7 @@ pub use self::{
         MECHANISMS, Mechanisms, fd::fork_epoch, identity::host_identity, net::loopback,
         net::resolve_interfaces, output_file,
     },
+    ports::Ports,
     shm::arena::Arena,
     topology::{HostId, PeerInfo, Topology},
     waiter::{Notifier, Sleeper, Waiter},

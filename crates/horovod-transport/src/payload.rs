@@ -17,6 +17,7 @@ use crate::{
     handshake::{Binding, Purpose, SERVER},
     mesh::dial::{Dial, Target},
     platform::fd::Fd,
+    ports::Ports,
     server::{Admission, Admitted, Connections, RunningServer, ServerState},
     wait::wait_for_any,
 };
@@ -74,8 +75,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens on these addresses (`0.0.0.0` and `::` mean all), on ports of the system's choice.
-    pub fn start(bind: &[IpAddr], key: JobKey, payload: Vec<u8>) -> io::Result<Self> {
+    /// Listens on these addresses (`0.0.0.0` and `::` mean all).
+    pub fn start(bind: &[IpAddr], ports: Ports, key: JobKey, payload: Vec<u8>) -> io::Result<Self> {
         let admission = Admission {
             key,
             purpose: Purpose::Payload,
@@ -88,7 +89,7 @@ impl Server {
         let running = RunningServer::start(
             "hvd-payloads",
             bind,
-            0,
+            ports,
             admission,
             inbox,
             |mut connections: Connections<Errand>, state| {

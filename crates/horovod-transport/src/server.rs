@@ -19,6 +19,7 @@ use crate::{
     frame_stream::FrameStream,
     handshake::{Binding, Purpose, SERVER},
     platform::{self, fd::Fd},
+    ports::Ports,
     tcp::listener::{Gate, listen_all, reachable},
     wait::wait_for_any,
 };
@@ -155,12 +156,12 @@ impl<I: Send + 'static> RunningServer<I> {
     pub(crate) fn start<C, F: FnMut() + Send + 'static>(
         name: &str,
         bind: &[IpAddr],
-        port: u16,
+        ports: Ports,
         admission: Admission,
         inbox: I,
         make: impl FnOnce(Connections<C>, Arc<ServerState<I>>) -> F,
     ) -> io::Result<Self> {
-        let bound = listen_all(bind, port)?;
+        let bound = listen_all(bind, ports)?;
         let addresses = reachable(&bound, true)?;
         let mut gate = Gate::default();
         for (fd, _) in bound {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use horovod_transport::rendezvous::{Server, ServerConfig};
-use horovod_transport::{Finder, JobKey, Place, loopback, resolve_interfaces};
+use horovod_transport::{Finder, JobKey, Place, Ports, loopback, resolve_interfaces};
 
 use crate::config::Config;
 use crate::error::Error;
@@ -152,18 +152,18 @@ fn serve(
     };
     let interfaces = resolve_interfaces(&config.interfaces)
         .map_err(|e| init(format!("HOROVOD_GLOO_IFACE: {e}")))?;
-    let (bind, port): (Vec<IpAddr>, u16) = match &plan.locator {
+    let (bind, ports): (Vec<IpAddr>, Ports) = match &plan.locator {
         Locator::File {
             on_this_host: true, ..
         } => {
             let here =
                 loopback().map_err(|e| init(format!("the loopback interface is down: {e}")))?;
-            (vec![here], 0)
+            (vec![here], config.ports)
         }
         locator => {
-            let port = match locator {
-                Locator::Address { port, .. } => *port,
-                Locator::File { .. } => 0,
+            let ports = match locator {
+                Locator::Address { port, .. } => Ports::One(*port),
+                Locator::File { .. } => config.ports,
             };
             let all = vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
             (
@@ -172,12 +172,12 @@ fn serve(
                 } else {
                     interfaces
                 },
-                port,
+                ports,
             )
         }
     };
     let mut wanted = ServerConfig::new(bind, key.clone(), config.size);
-    wanted.port = port;
+    wanted.ports = ports;
     let server = Server::start(wanted).map_err(|e| {
         init(format!(
             "rank 0 cannot listen where the other ranks look for it: {e}; \
@@ -267,8 +267,8 @@ fn plan(config: &Config) -> Result<RendezvousPlan, Error> {
         return Ok(with(Locator::Address { host, port }, Some(key)));
     }
     if let Some(directory) = &settings.directory {
-        let path = directory
-            .join(file_name(config).unwrap_or_else(|| {
+        let path =
+            directory.join(file_name(config).unwrap_or_else(|| {
                 format!("horovod-rendezvous-{}{}", config.size, list_mark(config))
             }));
         let locator = Locator::File {

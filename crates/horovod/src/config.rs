@@ -22,7 +22,7 @@ pub use horovod_settings::{
     unknown_settings,
 };
 use horovod_timeline::TimelineSetting;
-use horovod_transport::Congestion;
+use horovod_transport::{Congestion, Ports};
 
 pub use crate::bootstrap::Settings as BootstrapSettings;
 use crate::error::Error;
@@ -38,6 +38,11 @@ pub use scheduler::Started;
 /// Whether JAX's programs on CPUs order operations in their inner functions, which can be asked before init.
 pub fn jax_ordered_calls(env: &dyn Environment) -> Result<bool, Error> {
     Ok(settings::JAX_ORDERED_CALLS.read(env)?)
+}
+
+/// Where listeners of this process look for ports.
+pub fn ports(env: &dyn Environment) -> Result<Ports, Error> {
+    Ok(Ports::within(settings::PORT_RANGE.read(env)?))
 }
 
 /// The former name of [`BootstrapSettings`].
@@ -92,6 +97,7 @@ pub struct Config {
     /// How many threads libraries use is told by the environment.
     pub threads_set: bool,
     pub interfaces: Vec<String>,
+    pub ports: Ports,
     pub connect_timeout: Duration,
     pub fusion_threshold: u64,
     pub cycle_time: Duration,
@@ -199,6 +205,7 @@ impl Config {
             places_follow: false,
             threads_set: THREADS.iter().any(|name| r.text(name).is_some()),
             interfaces: settings::GLOO_IFACE.read(env)?,
+            ports: ports(env)?,
             connect_timeout: seconds(&settings::GLOO_TIMEOUT_SECONDS, env)?
                 .max(Duration::from_secs(1)),
             fusion_threshold: settings::FUSION_THRESHOLD.read(env)?,

@@ -223,6 +223,7 @@ fn connect(
     mesh.interrupt = interrupt;
     mesh.hostname = config.hostname.clone();
     mesh.interfaces = config.interfaces.clone();
+    mesh.ports = config.ports;
     mesh.timeout = config.connect_timeout;
     mesh.shm = config.shm;
     mesh.staging = config.shm_bytes_per_rank;

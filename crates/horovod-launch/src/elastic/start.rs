@@ -61,17 +61,14 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
     parent_watch::watch();
     let mut output = Output::new(0, options.prefix_timestamp)?;
     output.show_log(options)?;
+    output.show_ranks(options.output_ranks.clone());
     output.show_events(events);
     if let Some(server) = &server {
         dialed::announce(&output, server);
     }
-    if let Some(directory) = &options.output_filename {
-        platform::raise_file_limit();
-        let most = elastic.max_np.unwrap_or(np);
-        output
-            .open_files(directory, most)
-            .map_err(LaunchError::Other)?;
-    }
+    output
+        .open_files_of(options, elastic.max_np.unwrap_or(np))
+        .map_err(LaunchError::Other)?;
     platform::adopt_orphans();
     let rendezvous = Rendezvous::start_elastic(Reach::of(all_local), &options.network_interfaces)?;
     let wait_timeout = elastic.timeout.filter(|seconds| *seconds > 0);

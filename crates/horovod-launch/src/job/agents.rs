@@ -11,7 +11,7 @@ use crate::launch::terminate_timeout_of;
 use crate::link::Stage;
 use crate::rendezvous::Rendezvous;
 use crate::report::Cause;
-use crate::{dialed, environment, platform, remote, threads};
+use crate::{dialed, environment, remote, threads};
 
 /// The job's specification for the agent of a host, without its ranks.
 pub(crate) fn spec(
@@ -159,17 +159,14 @@ impl Job<'_> {
 
     /// Every host can: start the ranks.
     fn start(&mut self) {
-        if let Some(directory) = &self.options.output_filename {
-            platform::raise_file_limit();
-            let size = self.options.num_proc.unwrap_or(1);
-            if let Err(why) = self.output.open_files(directory, size) {
-                self.start_error(1, why);
-                for link in &mut self.links {
-                    link.hang_up();
-                    link.stage = Stage::Lost;
-                }
-                return;
+        let size = self.options.num_proc.unwrap_or(1);
+        if let Err(why) = self.output.open_files_of(self.options, size) {
+            self.start_error(1, why);
+            for link in &mut self.links {
+                link.hang_up();
+                link.stage = Stage::Lost;
             }
+            return;
         }
         self.state.is_running = true;
         for line in threads::news(&self.state.threads, self.options.verbose) {

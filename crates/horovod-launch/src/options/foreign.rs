@@ -83,7 +83,7 @@ const FOREIGN: &[(&[&str], &str, &str)] = &[
         "-H name:slots,... takes as many slots as processes",
     ),
     (
-        &["output_dir", "output", "log_dir"],
+        &["output_dir", "output"],
         "another launcher",
         "--output-filename takes the folder for the output of the ranks",
     ),

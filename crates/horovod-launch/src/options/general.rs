@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use super::{
     Action, Form, OptionSpec, Options, Wrong, at_least_zero, not_whole, option, too_large, whole,
 };
-use crate::args::text;
+use crate::args::{Shell, text};
 use crate::hosts::without_last_comma;
 use horovod_doctor::Form as DoctorForm;
 
@@ -45,6 +45,18 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
         &["-cb", "--check-build"],
         Action::Flag(|o| o.check_build = true),
         "show which frameworks and transports were found",
+    ),
+    option(
+        GENERAL,
+        &["--completion"],
+        Action::Value("SHELL", |o, v| {
+            let name = text(v)?;
+            let shell = Shell::named(name);
+            o.completion =
+                Some(shell.ok_or_else(|| format!("must be bash, zsh or fish, got {name:?}"))?);
+            Ok(())
+        }),
+        "print what bash, zsh or fish needs to complete command lines of horovodrun",
     ),
     option(
         GENERAL,
@@ -196,6 +208,26 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
             Ok(())
         }),
         "also write DIR/rank.N/stdout and DIR/rank.N/stderr",
+    )
+    .only("files"),
+    option(
+        OUTPUT,
+        &["--log-dir"],
+        Action::Value("DIR", |o, v| {
+            o.log_dir = Some(v.into());
+            Ok(())
+        }),
+        "the same in a new folder DIR/YYYYMMDD-HHMMSS of each run",
+    )
+    .only("files"),
+    option(
+        OUTPUT,
+        &["--output-ranks"],
+        Action::Value("RANK,...", |o, v| {
+            o.output_ranks = Some(ranks(text(v)?)?);
+            Ok(())
+        }),
+        "show the output of these ranks only, such as 0,3 or 0-3; files get that of all",
     ),
     option(
         OUTPUT,
@@ -216,4 +248,18 @@ fn interfaces(options: &mut Options, value: &OsStr) -> Result<(), Wrong> {
         }
     }
     Ok(())
+}
+
+/// Ranks and groups of them, as first and last.
+fn ranks(list: &str) -> Result<Vec<(u32, u32)>, String> {
+    let group = |item: &str| {
+        let (first, last) = item.split_once('-').unwrap_or((item, item));
+        let group = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        (group.0 <= group.1).then_some(group)
+    };
+    let items = without_last_comma(list).split(',');
+    let groups = items.map(|item| {
+        group(item).ok_or_else(|| format!("{item:?} is no rank and no group such as 0-3"))
+    });
+    groups.collect()
 }

@@ -143,3 +143,90 @@ fn ranks_have_an_empty_stdin() {
     let ended = run(shell(2, "cat; echo end"));
     assert_eq!(ended.sorted(), ["[0]<stdout>:end", "[1]<stdout>:end"]);
 }
+
+#[test]
+fn each_run_has_a_folder_of_its_own_in_the_folder_of_logs() {
+    let scratch = Scratch::new();
+    let logs = scratch.file("logs");
+    for _ in 0..2 {
+        let mut command = horovodrun(["--log-dir".as_ref(), logs.as_os_str()]);
+        command.args(["-np", "2", "sh", "-c", "echo of $HOROVOD_RANK"]);
+        let ended = run(command);
+        assert!(
+            ended
+                .err
+                .contains("horovodrun: the ranks' output is also written to "),
+            "{}",
+            ended.err
+        );
+    }
+    let runs: Vec<_> = fs::read_dir(&logs).expect("made").collect();
+    assert_eq!(runs.len(), 2);
+    for folder in runs {
+        let folder = folder.expect("readable").path();
+        let text = fs::read_to_string(folder.join("rank.1/stdout")).expect("written");
+        assert_eq!(text, "[1]<stdout>:of 1\n");
+    }
+    let both = horovodrun([
+        "--log-dir",
+        "a",
+        "--output-filename",
+        "b",
+        "-np",
+        "1",
+        "true",
+    ]);
+    assert!(run(both).err.contains("not allowed with argument"));
+}
+
+#[test]
+fn the_output_of_chosen_ranks_is_shown_and_that_of_all_is_written() {
+    let scratch = Scratch::new();
+    let mut command = horovodrun(["--output-filename".as_ref(), scratch.0.as_os_str()]);
+    command.args([
+        "--output-ranks",
+        "0,2-3",
+        "-np",
+        "4",
+        "sh",
+        "-c",
+        "echo of $HOROVOD_RANK",
+    ]);
+    let ended = run(command);
+    assert_eq!(
+        ended.sorted(),
+        ["[0]<stdout>:of 0", "[2]<stdout>:of 2", "[3]<stdout>:of 3"]
+    );
+    let hidden = fs::read_to_string(scratch.0.join("rank.1/stdout")).expect("written");
+    assert_eq!(hidden, "[1]<stdout>:of 1\n");
+    // The report of a failure has the last lines of any rank.
+    let failing = "[ $HOROVOD_RANK = 0 ] || { echo why >&2; exit 3; }";
+    let ended = run(horovodrun([
+        "--output-ranks",
+        "0",
+        "-np",
+        "2",
+        "sh",
+        "-c",
+        failing,
+    ]));
+    let lines: Vec<&str> = ended.err.lines().collect();
+    assert!(
+        !lines.iter().any(|line| line.starts_with("[1]")),
+        "{}",
+        ended.err
+    );
+    assert!(
+        lines.iter().any(|line| line.contains("why")),
+        "{}",
+        ended.err
+    );
+    for (list, with) in [
+        ("0,7", "there is no rank 7"),
+        ("3-1", "is no rank"),
+        ("a", "is no rank"),
+    ] {
+        let ended = run(horovodrun(["--output-ranks", list, "-np", "2", "true"]));
+        assert!(ended.err.contains(with), "{list}: {}", ended.err);
+    }
+}

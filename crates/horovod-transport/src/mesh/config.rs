@@ -9,6 +9,7 @@ use horovod_settings as settings;
 use rustix::io::Errno;
 
 use crate::JobKey;
+use crate::ports::Ports;
 
 /// Most TCP connections for data between two ranks.
 pub const CONNECTIONS_MAX: u8 = settings::CONNECTIONS_PER_PEER.kind.most;
@@ -119,6 +120,8 @@ pub struct MeshConfig {
     pub hostname: String,
     /// Network interfaces (names or addresses) for links between hosts; empty: all.
     pub interfaces: Vec<String>,
+    /// The ports on which it listens for other ranks.
+    pub ports: Ports,
     /// Limit for everything together.
     pub timeout: Duration,
     /// Whether ranks of one host share memory; off: TCP between all. A host's ranks share memory
@@ -173,6 +176,7 @@ impl MeshConfig {
             interrupt: None,
             hostname: String::new(),
             interfaces: Vec::new(),
+            ports: Ports::Any,
             timeout: Duration::from_secs(30),
             shm: true,
             staging: 8 << 20,

@@ -209,7 +209,8 @@ impl Joining {
         } else {
             vec![net::loopback().map_err(system("the loopback interface is down"))?]
         };
-        let bound = listen_all(&addresses, 0).map_err(system("cannot wait for other ranks"))?;
+        let bound = listen_all(&addresses, self.config.ports)
+            .map_err(system("cannot wait for other ranks"))?;
         let mut found =
             reachable(&bound, false).map_err(system("cannot list network interfaces"))?;
         // The way to the rendezvous is the likeliest to lead to other hosts, too.

@@ -7,7 +7,10 @@ use super::*;
 fn server(payload: Vec<u8>) -> (Server, JobKey) {
     let key = JobKey::random().unwrap();
     let bind = [IpAddr::from(Ipv4Addr::LOCALHOST)];
-    (Server::start(&bind, key.clone(), payload).unwrap(), key)
+    (
+        Server::start(&bind, Ports::Any, key.clone(), payload).unwrap(),
+        key,
+    )
 }
 
 fn client(server: &Server, key: &JobKey, rank: u32) -> PayloadClient {

@@ -18,6 +18,7 @@ use crate::{
     JobKey,
     handshake::{Binding, Purpose},
     platform::{self, fd::Fd, net},
+    ports::Ports,
     tcp::{
         listener::{Gate, listen_all},
         stream::Stream,
@@ -39,8 +40,8 @@ pub struct Server {
 
 impl Server {
     /// Listens on these addresses (`0.0.0.0` and `::` mean all), as the host of this number.
-    pub fn start(bind: &[IpAddr], key: JobKey, me: u32) -> io::Result<Self> {
-        let bound = listen_all(bind, 0)?;
+    pub fn start(bind: &[IpAddr], ports: Ports, key: JobKey, me: u32) -> io::Result<Self> {
+        let bound = listen_all(bind, ports)?;
         let addresses = with_names(&bound)?;
         let mut gate = Gate::default();
         for (fd, _) in bound {

@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
 
 use super::*;
+use crate::Ports;
 use crate::testing::Refusing;
 
 const WITHIN: Duration = Duration::from_secs(240);
@@ -22,7 +23,7 @@ fn prober(key: &JobKey, encrypt: bool) -> Prober {
 #[test]
 fn measures_both_directions_and_the_way_back_plain_and_encrypted() {
     let key = JobKey::random().unwrap();
-    let server = Server::start(&[Ipv4Addr::LOCALHOST.into()], key.clone(), 0).unwrap();
+    let server = Server::start(&[Ipv4Addr::LOCALHOST.into()], Ports::Any, key.clone(), 0).unwrap();
     let (name, at) = server.addrs()[0].clone();
     assert_eq!(name, "lo");
     for encrypt in [false, true] {
@@ -40,7 +41,7 @@ fn measures_both_directions_and_the_way_back_plain_and_encrypted() {
 #[test]
 fn says_why_not() {
     let key = JobKey::random().unwrap();
-    let server = Server::start(&[Ipv4Addr::LOCALHOST.into()], key.clone(), 0).unwrap();
+    let server = Server::start(&[Ipv4Addr::LOCALHOST.into()], Ports::Any, key.clone(), 0).unwrap();
     let at = server.addrs()[0].1;
     let prober = prober(&key, false);
     let refusing = Refusing::new();
@@ -65,7 +66,7 @@ fn who_says_nothing_is_given_up_in_time() {
 #[test]
 fn whoever_has_another_key_is_not_served() {
     let key = JobKey::random().unwrap();
-    let server = Server::start(&[Ipv4Addr::LOCALHOST.into()], key, 0).unwrap();
+    let server = Server::start(&[Ipv4Addr::LOCALHOST.into()], Ports::Any, key, 0).unwrap();
     let stranger = prober(&JobKey::random().unwrap(), false);
     let found = stranger.reach(&[(0, server.addrs()[0].1)], WITHIN);
     let Err(Obstacle::Handshake(why)) = &found[0] else {

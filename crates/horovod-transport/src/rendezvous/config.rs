@@ -6,6 +6,7 @@ use horovod_protocol::{Generation, Rank};
 
 use super::messages::RANKS_MAX;
 use crate::JobKey;
+use crate::ports::Ports;
 
 /// Configuration of a rendezvous server.
 #[derive(Clone, Debug)]
@@ -13,8 +14,8 @@ use crate::JobKey;
 pub struct ServerConfig {
     /// Addresses to listen on. `0.0.0.0` and `::` mean all; a job on one host needs only loopback.
     pub bind: Vec<IpAddr>,
-    /// The port on all of them; 0 lets the system choose (per address).
-    pub port: u16,
+    /// The port on each of them.
+    pub ports: Ports,
     /// The job's key.
     pub key: JobKey,
     /// The number of ranks; of an elastic job the largest that is possible.
@@ -30,7 +31,7 @@ impl ServerConfig {
     pub fn new(bind: Vec<IpAddr>, key: JobKey, size: u32) -> Self {
         Self {
             bind,
-            port: 0,
+            ports: Ports::Any,
             key,
             size,
             elastic: false,

@@ -78,7 +78,7 @@ impl Server {
         let running = RunningServer::start(
             "hvd-rendezvous",
             &config.bind,
-            config.port,
+            config.ports,
             admission,
             Inbox::default(),
             |connections, state| {

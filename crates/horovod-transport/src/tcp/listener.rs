@@ -16,6 +16,7 @@ use crate::{
     JobKey,
     handshake::{Binding, Responder},
     platform::{fd::Fd, net},
+    ports::Ports,
 };
 
 /// Connections that may be unauthenticated at the same time.
@@ -177,18 +178,34 @@ impl Reports {
     }
 }
 
-/// Listens on every given address with any port.
+/// Listens on every given address.
 pub(crate) fn listen_all(
     addresses: &[std::net::IpAddr],
-    port: u16,
+    ports: Ports,
 ) -> io::Result<Vec<(Arc<Fd>, std::net::SocketAddr)>> {
     let mut bound = Vec::new();
     for &ip in addresses {
-        let at = std::net::SocketAddr::new(ip, port);
-        match net::tcp_listen(at) {
+        match listen_within(ip, ports) {
             Ok((fd, at)) => bound.push((Arc::new(fd), at)),
             // A kernel without IPv6 is no reason to fail when all addresses are meant.
-            Err(_) if ip.is_unspecified() && ip.is_ipv6() => {}
+            Err(_) if ip.is_unspecified() && ip.is_ipv6() && !bound.is_empty() => {}
+            Err(e) => return Err(e),
+        }
+    }
+    if bound.is_empty() {
+        return Err(io::Error::other("no address to listen on"));
+    }
+    Ok(bound)
+}
+
+/// Listens on one address.
+fn listen_within(ip: std::net::IpAddr, ports: Ports) -> io::Result<(Fd, std::net::SocketAddr)> {
+    for port in ports.candidates() {
+        let at = std::net::SocketAddr::new(ip, port);
+        match net::tcp_listen(at) {
+            Ok(listener) => return Ok(listener),
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse && matches!(ports, Ports::Range(..)) => {
+            }
             Err(e) => {
                 return Err(io::Error::new(
                     e.kind(),
@@ -197,10 +214,15 @@ pub(crate) fn listen_all(
             }
         }
     }
-    if bound.is_empty() {
-        return Err(io::Error::other("no address to listen on"));
-    }
-    Ok(bound)
+    let range = ports.candidates();
+    let (first, last) = (range.start(), range.end());
+    Err(io::Error::new(
+        io::ErrorKind::AddrInUse,
+        format!(
+            "cannot listen on {ip}: all ports of HOROVOD_PORT_RANGE={first}-{last} are in use on this host; widen the \
+             range (a rank takes up to two ports, the launcher two more), or end what uses them (`ss -ltnp` lists it)"
+        ),
+    ))
 }
 
 /// The addresses under which others may reach listeners that may be bound to all.
@@ -294,8 +316,28 @@ mod tests {
     }
 
     #[test]
+    fn listeners_take_the_free_ports_of_a_range_and_say_when_there_are_none() {
+        let here = [std::net::Ipv4Addr::LOCALHOST.into()];
+        // Two ports that nobody else gets: bound, and not listened on.
+        let listened = |ports| listen_all(&here, ports).map(|bound| (bound[0].1.port(), bound));
+        let (taken, _keeps) = listened(Ports::Any).unwrap();
+        let range = Ports::Range(taken, taken);
+        let error = listened(range).unwrap_err().to_string();
+        for text in [
+            format!("HOROVOD_PORT_RANGE={taken}-{taken}"),
+            "widen the range".into(),
+        ] {
+            assert!(error.contains(&text), "{error}");
+        }
+        let last = taken.saturating_add(50);
+        let (first, _one) = listened(Ports::Range(taken, last)).unwrap();
+        let (second, _two) = listened(Ports::Range(taken, last)).unwrap();
+        assert!(taken < first && first < second && second <= last);
+    }
+
+    #[test]
     fn nothing_is_accepted_before_the_rest_after_a_failure_is_over() {
-        let listeners = listen_all(&[std::net::Ipv4Addr::LOCALHOST.into()], 0).unwrap();
+        let listeners = listen_all(&[std::net::Ipv4Addr::LOCALHOST.into()], Ports::Any).unwrap();
         let (listener, at) = listeners[0].clone();
         let mut gate = Gate::default();
         gate.add(listener);
