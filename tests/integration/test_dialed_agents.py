@@ -42,7 +42,6 @@ class Processes:
         self.running: dict[int, subprocess.Popen[bytes]] = {}
         self.statuses: list[int] = []
         self.stops = 0
-        self.are_on_this_host = False
 
     def start(self, invitation: Invitation) -> None:
         self.invitation = invitation

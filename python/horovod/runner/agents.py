@@ -177,12 +177,11 @@ class _Said:
 
 
 class Tasks(Protocol):
-    """The tasks of a job, as a cluster manager starts and ends them."""
+    """The tasks of a job, as a cluster manager starts and ends them.
 
-    @property
-    def are_on_this_host(self) -> bool:
-        """Whether every task runs on this host, also later ones: then the launcher listens on the loopback only."""
-        ...
+    A class may also have the attribute `are_on_this_host`. True means that every task runs on this host, also later
+    ones: then the launcher listens on the loopback only.
+    """
 
     def start(self, invitation: Invitation) -> None:
         """Start tasks that call `attend`, numbered from 0; does not wait for them."""
@@ -353,7 +352,7 @@ def launch_on_agents(
         return launch(
             command,
             content,
-            tasks.are_on_this_host and not interfaces,
+            _are_on_this_host(tasks) and not interfaces,
             interfaces,
             watch=watch,
             streams=(stdout, stderr),
@@ -361,6 +360,11 @@ def launch_on_agents(
         )
     finally:
         tasks.stop()
+
+
+def _are_on_this_host(tasks: Tasks) -> bool:
+    """The optional attribute of this name."""
+    return bool(getattr(tasks, "are_on_this_host", False))
 
 
 class _Watch:
@@ -390,7 +394,7 @@ class _Watch:
         on_top = {**self._env, **place.to_environment()}
         variables = {_ON_TOP + name: value for name, value in on_top.items()}
         variables[_KEY] = self._key
-        if self._tasks.are_on_this_host:
+        if _are_on_this_host(self._tasks):
             variables[_HOST] = "this"
         if self._checks_python:
             variables[_PYTHON] = platform.python_version()
