@@ -44,7 +44,7 @@ subcomm = MPI.COMM_WORLD.Split(color=MPI.COMM_WORLD.rank % 2,
 # Initialize Horovod
 hvd.init(comm=subcomm)
 """
-# What each rank prints, in one piece.
+# The output of each rank, in one piece.
 SAYS = """
 import os
 def say(*words):
@@ -124,7 +124,7 @@ def one_mpi() -> Mpi:
 
 
 def said(job: harness.Job) -> list[str]:
-    """What the ranks of a job said, sorted."""
+    """The lines that the ranks of a job printed, sorted."""
     return sorted(
         line[line.index("says ") + 5 :] for line in job.stdout.splitlines() if "says " in line
     )

@@ -104,7 +104,7 @@ def test_torchrun(script, jobs) -> None:
     check(jobs(harness.Job([*words, script(WORK)])))
 
 
-# What LSF's jsrun gives to its processes, and nothing else of it.
+# Stands for LSF's jsrun: it gives processes the variables, and does nothing else.
 JSRUN = """
 import os, subprocess, sys
 count, command = int(sys.argv[2]), sys.argv[3:]
@@ -181,7 +181,7 @@ def test_elements_of_a_job_array_are_no_ranks(script, jobs, tmp_path: Path) -> N
     env = {**by_hand, "SLURM_ARRAY_TASK_ID": "1", "HOROVOD_GLOO_TIMEOUT_SECONDS": "1"}
     job = jobs(harness.Job([sys.executable, script(INIT)], env=env))
     job.fail()
-    for text in ("SLURM_ARRAY_TASK_ID=1", "without an array", "horovod-meeting-2"):
+    for text in ("SLURM_ARRAY_TASK_ID=1", "without an array", "horovod-rendezvous-2"):
         assert text in job.stderr, job.report()
 
 

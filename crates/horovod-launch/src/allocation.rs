@@ -16,7 +16,7 @@ use crate::io::read_text;
 /// Hosts of one allocation; a batch system with more of them gives a list that is refused.
 const HOSTS_MAX: usize = 65_536;
 
-/// What a batch system gave.
+/// Hosts and slots that a batch system gave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
     /// Its name, for messages.
@@ -117,7 +117,7 @@ pub(crate) fn find(env: &dyn Environment) -> Result<Option<Allocation>, String> 
     Ok(None)
 }
 
-/// What `parse` makes of the file that a variable names.
+/// The result of `parse` for the file that a variable names.
 fn of_file(
     env: &dyn Environment,
     name: &str,

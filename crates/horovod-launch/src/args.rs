@@ -60,7 +60,7 @@ pub struct Options {
     pub config_file: Option<PathBuf>,
     /// Agents dial the launcher.
     pub dialed: bool,
-    /// What a batch system gave to the job that this runs in, when the command line names no hosts.
+    /// The allocation of the batch system's job around this process, when the command line names no hosts.
     pub allocation: Option<Allocation>,
     /// One line for each thing that was accepted but means nothing here.
     pub notes: Vec<String>,

@@ -112,7 +112,7 @@ fn zsh() -> String {
          # zsh completion of horovodrun: horovodrun --completion zsh > a folder of $fpath, as _horovodrun\n\
          _arguments -S \\\n"
         .to_owned();
-    // What means something in the specifications of `_arguments`.
+    // Characters with a meaning in the specifications of `_arguments`.
     let escaped = |text: &str| {
         let text = plain(text).replace('\\', "\\\\");
         text.replace(':', "\\:")

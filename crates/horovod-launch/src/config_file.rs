@@ -18,7 +18,7 @@ const CONTROLLERS: [&str; 2] = ["gloo", "mpi"];
 /// Given without this key, the section still says something.
 const STALL_CHECK: &str = "stall_check";
 
-/// What counts more than a file that is read later.
+/// Options that take precedence over a file that is read later.
 pub(crate) struct Given<'a> {
     options: &'a [&'static OptionSpec],
     /// Of files that were read before.

@@ -287,7 +287,7 @@ fn plan(config: &Config) -> Result<RendezvousPlan, Error> {
             };
             return Ok(with(locator, user_key));
         }
-        // What the scheduler tells is where its own rank 0 runs.
+        // The scheduler's variables name the host of its own rank 0.
         let begins_with_0 = config.listed.as_ref().is_none_or(|ranks| ranks[0] == 0);
         if let Some((host, port)) = started.rank0.clone()
             && begins_with_0

@@ -88,7 +88,7 @@ pub struct Config {
     pub bootstrap: BootstrapSettings,
     /// The scheduler that started this process as one of several, if it was none of ours.
     pub started: Option<Started>,
-    /// What to append to an error of init, where ranks were given by hand in an element of a job array.
+    /// Hint for an error of init, where ranks were given by hand in an element of a job array.
     pub job_array: Option<String>,
     /// The launcher's ranks that form the job, where the script lists some of them or another order.
     pub listed: Option<Vec<i64>>,

@@ -25,7 +25,7 @@ _TEST_PAUSE_MAX_S = 0.005
 
 @dataclasses.dataclass(frozen=True)
 class CommunicatorJob:
-    """What the processes of a communicator agreed on."""
+    """The agreement of the processes of a communicator."""
 
     rank: int
     size: int

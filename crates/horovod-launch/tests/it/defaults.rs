@@ -1,4 +1,4 @@
-//! What users set up once: defaults in their folder of settings, completion in their shell.
+//! Setup that users do once: defaults in their folder of settings, completion in their shell.
 
 // They look for processes in /proc.
 #![cfg(target_os = "linux")]

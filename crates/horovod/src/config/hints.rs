@@ -256,7 +256,7 @@ const JOB_ARRAYS: &[(&str, &str, &str)] = &[
     ("SGE_TASK_ID", "Grid Engine", "undefined"),
 ];
 
-/// What to know where ranks were given by hand and do not make a job, in an element of a job array; to be appended to
+/// Hint for an element of a job array whose ranks were given by hand and do not make a job; to be appended to
 /// an error.
 pub(super) fn job_array(r: &Reader<'_>) -> Option<String> {
     JOB_ARRAYS.iter().find_map(|(name, by, outside)| {

@@ -40,7 +40,7 @@ pub struct Group {
 struct InGroup<'a>(&'a dyn Environment);
 
 impl InGroup<'_> {
-    /// What launchers of ours tell a process of its part in a job, and how jobs without a launcher meet.
+    /// Variables by which our launchers give a process its part in a job, and by which jobs without a launcher meet.
     fn hides(name: &str) -> bool {
         [
             settings::RANK.name,
@@ -135,7 +135,7 @@ impl Config {
     }
 }
 
-/// Who started this process as one of several, as far as that concerns a communicator of MPI.
+/// The launcher of this process, as far as a communicator of MPI depends on the launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launcher {
     /// Its name, for messages.
@@ -173,7 +173,7 @@ impl Launcher {
     }
 }
 
-/// What the processes of a group need to make their rendezvous.
+/// Data that the processes of a group need for their rendezvous.
 #[derive(Clone, Debug)]
 pub struct GroupSettings {
     /// Limit for all of init.
