@@ -1,11 +1,12 @@
 //! The registry of calling threads, and what each waits for: so that a stall can be told from slowness.
 
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::Handle;
+use super::soft::SoftWaits;
 
 /// A wait in slices is still the same wait when the next slice begins within this time.
 const BETWEEN_SLICES: Duration = Duration::from_secs(1);
@@ -22,6 +23,10 @@ pub(super) struct Callers {
     submitted: AtomicU64,
     /// Threads of a framework call, too, or may.
     has_guests: AtomicBool,
+    /// Of these threads, as far as the driver has to know.
+    soft: SoftWaits,
+    /// Calls under way that will be in the timeline when they return.
+    recorded: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -94,7 +99,28 @@ impl Callers {
             threads: Mutex::default(),
             submitted: AtomicU64::new(0),
             has_guests: AtomicBool::new(false),
+            soft: SoftWaits::new(),
+            recorded: AtomicUsize::new(0),
         }
+    }
+
+    pub(super) fn soft(&self) -> &SoftWaits {
+        &self.soft
+    }
+
+    /// A call begins that will be in the timeline when it returns.
+    pub(super) fn recorded_call_begins(&self) {
+        self.recorded.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// It has returned.
+    pub(super) fn recorded_call_ends(&self) {
+        self.recorded.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether such calls are under way.
+    pub(super) fn has_recorded_calls(&self) -> bool {
+        self.recorded.load(Ordering::SeqCst) > 0
     }
 
     /// Threads of a framework may call from now on.

@@ -18,7 +18,6 @@ mod queue;
 mod replicas;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use horovod_protocol::{
@@ -35,7 +34,7 @@ use pump::Pump;
 use super::backend::host::Host;
 use super::backend::{Capabilities, DeviceBackend, Results};
 use super::handles::{Handle, OpResult};
-use super::{EngineState, Entry, TOLD, nanos};
+use super::{EngineState, Entry, nanos};
 use crate::buffer::BufferPool;
 use crate::config::Config;
 use crate::error::Error;
@@ -349,8 +348,7 @@ impl Pump {
             // The last messages may still wait for space in a socket; received events no longer matter.
             while self.links.poll().is_some() {}
         }
-        if self.shared.held.load(Ordering::Acquire) != TOLD {
-            let held = self.shared.held.swap(TOLD, Ordering::AcqRel);
+        if let Some(held) = self.shared.round.take_held() {
             self.links.send_training_state(held);
         }
         progress |= self.complete_on_device();

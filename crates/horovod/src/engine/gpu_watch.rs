@@ -80,7 +80,7 @@ impl GpuWatch {
 
 /// Where this rank's GPU stands; `None` before it is given anything.
 pub(super) fn device_standing(shared: &EngineState) -> Option<DeviceStanding> {
-    let progress = shared.gpu.progress()?;
+    let progress = shared.devices.gpu().progress()?;
     let at = progress.oldest.map(|oldest| OnDevice {
         seq: oldest.seq,
         key: (oldest.set, Arc::clone(&oldest.title)),

@@ -126,8 +126,8 @@ impl Inspection {
 
     /// When to tell rank 0 of a soft wait, and since when it lasts.
     fn soft_wait_due(&self, shared: &EngineState) -> Option<(u64, u64)> {
-        let since = shared.soft.since().filter(|_| !shared.alone)?;
-        (self.told_soft != Some(since)).then(|| (shared.soft.due(since), since))
+        let since = shared.callers.soft().since().filter(|_| !shared.alone)?;
+        (self.told_soft != Some(since)).then(|| (shared.callers.soft().due(since), since))
     }
 
     /// When to tell rank 0 of a soft wait; if that is now, [`Self::poll`] has something to do. Asked before a sleep
@@ -145,7 +145,7 @@ impl Inspection {
         !self.outbox.is_empty()
             || self.answering.is_some()
             || self.tell_soft
-            || (self.told_soft.is_some() && shared.soft.since().is_none())
+            || (self.told_soft.is_some() && shared.callers.soft().since().is_none())
             || soft.is_some_and(|(s, now)| s.deadline().is_some_and(|at| at <= now.0))
             || leader.is_some_and(|(l, now)| l.is_due(now.0 / NS_PER_MS))
     }
@@ -369,7 +369,7 @@ impl Inspection {
             _ => None,
         };
         self.tell_soft = false;
-        let is_over = self.told_soft.is_some() && shared.soft.since().is_none();
+        let is_over = self.told_soft.is_some() && shared.callers.soft().since().is_none();
         if began.is_none() && !is_over {
             return;
         }

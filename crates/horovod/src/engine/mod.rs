@@ -5,6 +5,7 @@ mod backend;
 mod by_number;
 mod callers;
 mod calls;
+mod devices;
 mod driver;
 mod driver_lock;
 mod gpu_watch;
@@ -13,13 +14,15 @@ mod inspection;
 mod recording;
 mod relay;
 mod replicas;
+mod round;
+mod shutdown;
 mod soft;
 mod standing;
 mod submit;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -43,9 +46,6 @@ pub use allocation::{Allocated, Allocator};
 pub use handles::{Callback, Handle, Kept, OpResult, Waited, in_callback};
 pub use soft::{SoftWait, Softly, WaitedFor};
 pub use submit::Submission;
-
-/// There is nothing to tell.
-const TOLD: u8 = u8::MAX;
 
 /// How long `shutdown` waits for the other ranks to hear of it before it closes the links.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
@@ -80,30 +80,13 @@ pub(crate) struct EngineState {
     started: Instant,
     /// The only rank of the job.
     alone: bool,
-    /// Kinds of devices on which tensors may lie.
-    devices: Vec<Device>,
-    gpu: Arc<ChosenGpu>,
-    /// Executions on devices that have not ended, as whoever makes progress last saw it.
-    in_flight: AtomicUsize,
+    devices: devices::Devices,
     engine_thread_state: driver_lock::EngineThreadState,
-    /// This process wants to leave.
-    shutdown_requested: AtomicBool,
-    /// Set by the engine thread when it has left its loop.
-    ended: AtomicBool,
-    /// Newest change of members announced by the launcher, and the kinds of all.
-    host_updates: Mutex<(u64, u8)>,
-    /// The launcher may change the members of the job.
-    is_elastic: bool,
-    /// Whether some rank came to this round without the current training state.
-    needs_sync: bool,
-    /// Training state of this process, for the launcher of an elastic job; [`TOLD`] once it has been sent.
-    held: AtomicU8,
+    shutdown: shutdown::Shutdown,
+    round: round::Round,
     timeline: Arc<Timeline>,
     callers: callers::Callers,
-    soft: soft::SoftWaits,
     replicas: replicas::ReplicaReports,
-    /// Calls under way that will be in the timeline when they return.
-    recorded_calls: AtomicUsize,
 }
 
 /// A call whose end is still to be recorded: the timeline stays open for it.
@@ -111,14 +94,14 @@ struct RecordedCall<'a>(&'a EngineState);
 
 impl<'a> RecordedCall<'a> {
     fn begin(shared: &'a EngineState) -> Self {
-        shared.recorded_calls.fetch_add(1, Ordering::SeqCst);
+        shared.callers.recorded_call_begins();
         Self(shared)
     }
 }
 
 impl Drop for RecordedCall<'_> {
     fn drop(&mut self) {
-        self.0.recorded_calls.fetch_sub(1, Ordering::SeqCst);
+        self.0.callers.recorded_call_ends();
         self.0.notifier.notify();
     }
 }
@@ -250,23 +233,13 @@ impl EngineState {
             notifier: mesh.waiter.notifier(),
             started,
             alone: mesh.topology.size == 1,
-            devices,
-            gpu,
-            in_flight: AtomicUsize::new(0),
+            devices: devices::Devices::new(devices, gpu),
             engine_thread_state: driver_lock::EngineThreadState::new(),
-            shutdown_requested: AtomicBool::new(false),
-            ended: AtomicBool::new(false),
-            host_updates: Mutex::new((0, 0)),
-            is_elastic: mesh.assignment.is_some(),
-            needs_sync: mesh
-                .assignment
-                .is_none_or(|driver_lock| driver_lock.needs_sync),
-            held: AtomicU8::new(TOLD),
+            shutdown: shutdown::Shutdown::default(),
+            round: round::Round::new(mesh),
             timeline: Arc::new(timeline),
             callers: callers::Callers::new(),
-            soft: soft::SoftWaits::new(),
             replicas: replicas::ReplicaReports::default(),
-            recorded_calls: AtomicUsize::new(0),
         }
     }
 
@@ -274,16 +247,9 @@ impl EngineState {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes down a change of the job's members.
-    fn update_hosts(&self, version: impl Fn(u64) -> u64, kind: u8) {
-        let updates = self.host_updates.lock();
-        let mut updates = updates.unwrap_or_else(PoisonError::into_inner);
-        *updates = (version(updates.0), updates.1 | kind);
-    }
-
     /// Whether threads other than the engine's must release the driver lock, and not take it.
     fn wanted(&self) -> bool {
-        self.engine_thread_state.is_wanted() || self.shutdown_requested.load(Ordering::Acquire)
+        self.engine_thread_state.is_wanted() || self.shutdown.is_requested()
     }
 
     fn now(&self) -> Time {
@@ -302,7 +268,7 @@ impl Drop for FinalNotification {
     fn drop(&mut self) {
         // From here on nothing is accepted that nobody would carry out.
         self.0.lock().worker.shutdown();
-        self.0.ended.store(true, Ordering::Release);
+        self.0.shutdown.end();
         self.0.handles.fail_pending(&Error::Closed, |_| false);
         self.0.handles.close();
     }
@@ -392,22 +358,17 @@ impl Engine {
     /// Version and kind of the newest change of members that the launcher has announced in this round; (0, 0) if none.
     /// The kind is the OR of 1 (removed) and 2 (added) over all announcements.
     pub fn host_updates(&self) -> (u64, u8) {
-        let (version, kind) = *self
-            .shared
-            .host_updates
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        (version, kind)
+        self.shared.round.host_updates()
     }
 
     /// Whether some rank did not hold the current training state when this round was formed.
     pub fn needs_sync(&self) -> bool {
-        self.shared.needs_sync
+        self.shared.round.needs_sync()
     }
 
     /// Tells the launcher that this process holds the training state.
     pub(crate) fn hold_state(&self, held: crate::init::HeldState) {
-        self.shared.held.store(held as u8, Ordering::Release);
+        self.shared.round.hold(held as u8);
         self.shared.notifier.notify();
     }
 
@@ -443,9 +404,7 @@ impl Engine {
     /// # Errors
     /// Why the generation has ended.
     pub fn wait_for_devices(&self, timeout: Duration) -> Result<bool, Error> {
-        self.wait_on_host(timeout, || {
-            self.shared.in_flight.load(Ordering::Acquire) == 0
-        })
+        self.wait_on_host(timeout, || self.shared.devices.is_idle())
     }
 
     /// Wait on the host until an operation that was launched on a device has ended. `false`: the time is over.
@@ -456,8 +415,7 @@ impl Engine {
         let waited = self.wait_on_host(timeout, || {
             // The cause follows a bad end; and what a device does not let go of never ends, but is given up.
             let is_given_up = || self.shared.lock().worker.ended().is_some();
-            end.ended_well() == Some(true)
-                || self.shared.in_flight.load(Ordering::Acquire) == 0 && is_given_up()
+            end.ended_well() == Some(true) || self.shared.devices.is_idle() && is_given_up()
         });
         match end.ended_well() {
             // The operation ended before the failure of the generation.
@@ -535,9 +493,7 @@ impl Engine {
     /// As [`Engine::shutdown`], with the reason that other ranks are told.
     pub fn shutdown_because(&self, why: Leaving) {
         self.shared.lock().worker.shutdown_because(why);
-        self.shared
-            .shutdown_requested
-            .store(true, Ordering::Release);
+        self.shared.shutdown.request();
         self.driver_lock.wake_engine();
         // In this order: the second ends when the first has.
         for (thread, name) in [
@@ -556,7 +512,7 @@ impl Engine {
 
     /// Whether the engine's thread has left its loop.
     pub fn has_ended(&self) -> bool {
-        self.shared.ended.load(Ordering::Acquire)
+        self.shared.shutdown.has_ended()
     }
 }
 

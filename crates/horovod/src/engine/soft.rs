@@ -103,7 +103,7 @@ impl Engine {
     /// Begin to wait softly: not longer than until all others that the operation lacks wait, in the end, for
     /// something that this rank has not asked for. That is proven, not guessed from the time.
     pub fn wait_softly(&self, handle: Handle) -> SoftWait<'_> {
-        self.shared.soft.begin(self.shared.now().0);
+        self.shared.callers.soft().begin(self.shared.now().0);
         SoftWait {
             engine: self,
             handle,
@@ -142,7 +142,7 @@ impl Drop for SoftWait<'_> {
         // In this order: who looks in between finds a wait that is over, never one that still lasts.
         shared.callers.waits_no_more();
         shared.handles.lock().keep(self.handle);
-        shared.soft.end(shared.now().0, self.let_go);
+        shared.callers.soft().end(shared.now().0, self.let_go);
     }
 }
 

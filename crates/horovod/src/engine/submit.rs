@@ -133,7 +133,7 @@ impl Engine {
                 other.name()
             )));
         }
-        if !self.shared.devices.contains(&device) {
+        if !self.shared.devices.has(device) {
             return Err(Error::Invalid(format!(
                 "the tensor lies on a {}, and nothing here moves the data of such tensors; copy it to host memory first",
                 device.name()
@@ -147,7 +147,9 @@ impl Engine {
 
     /// A rank uses one GPU, which the first submission chooses.
     fn check_gpu(&self, tensors: &[Tensor]) -> Result<(), Error> {
-        if self.shared.gpu.needs_events() && tensors.iter().any(|tensor| tensor.placed.is_none()) {
+        if self.shared.devices.gpu().needs_events()
+            && tensors.iter().any(|tensor| tensor.placed.is_none())
+        {
             return Err(Error::Invalid(
                 "the tensor lies on a GPU, but it is not told on which, nor when its data are ready; submit it through \
                  horovod.torch, or copy it to host memory first"
@@ -157,7 +159,7 @@ impl Engine {
         let mut chosen = None;
         for ready in tensors.iter().filter_map(|tensor| tensor.placed.as_ref()) {
             let ordinal = ready.ordinal();
-            let before = *chosen.get_or_insert_with(|| self.shared.gpu.choose(ordinal));
+            let before = *chosen.get_or_insert_with(|| self.shared.devices.gpu().choose(ordinal));
             if before != ordinal {
                 return Err(Error::Invalid(format!(
                     "the tensor is on GPU {ordinal}, but this rank communicates from GPU {before}; each rank uses one: \

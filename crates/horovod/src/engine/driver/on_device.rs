@@ -1,6 +1,5 @@
 //! Executions in flight, which go on by themselves: polled, and aborted when the generation ends.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use horovod_protocol::{EntryId, Execution, Rank, Shape};
@@ -126,7 +125,7 @@ impl Pump {
     /// For who waits for devices.
     pub(super) fn publish_in_flight(&self) {
         let in_flight = self.on_device.list.len();
-        self.shared.in_flight.store(in_flight, Ordering::Release);
+        self.shared.devices.note_in_flight(in_flight);
     }
 
     fn poll_on_device(&mut self) -> bool {
@@ -153,7 +152,7 @@ impl Pump {
             match result {
                 Ok(mut results) => {
                     let shapes = launched.unwrap_or_else(|| task.output_shapes(&results));
-                    let ordinal = self.shared.gpu.get();
+                    let ordinal = self.shared.devices.gpu().get();
                     let by = By::Device {
                         backend,
                         ordinal,

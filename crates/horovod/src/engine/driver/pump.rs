@@ -3,7 +3,6 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use horovod_protocol::{LossCause, PeerLost, Rank, Time};
@@ -154,15 +153,17 @@ impl Pump {
                 }
             }
             ControlEvent::HostsUpdated { version, kind } => {
-                self.shared.update_hosts(|_| version, kind);
+                self.shared.round.update_hosts(|_| version, kind);
             }
-            // It would never handle_message of changes again, and the launcher nothing of it: in the next round it has a new
+            // It would never hear of changes again, and the launcher nothing of it: in the next round it has a new
             // connection. If the launcher is gone, this process will soon be, too.
-            ControlEvent::LauncherLost { cause } if self.shared.is_elastic => {
+            ControlEvent::LauncherLost { cause } if self.shared.round.is_elastic() => {
                 tracing::warn!(
                     "lost the connection to the launcher, asking for a new round: {cause}"
                 );
-                self.shared.update_hosts(|version| version + 1, HOSTS_ADDED);
+                self.shared
+                    .round
+                    .update_hosts(|version| version + 1, HOSTS_ADDED);
             }
             other => tracing::debug!("unexpected event of the control plane: {other:?}"),
         }
@@ -268,7 +269,7 @@ impl Pump {
         let overdue = self.shutdown_overdue();
         // Events that a caller has yet to record must still be sent.
         let stopped = self.membership.has_stopped();
-        let telling = stopped && self.shared.recorded_calls.load(Ordering::SeqCst) > 0;
+        let telling = stopped && self.shared.callers.has_recorded_calls();
         let unsent = self.links.has_unsent()
             || telling
             || self.shared.replicas.has_queued()
@@ -279,13 +280,13 @@ impl Pump {
         // Executions that were agreed before the stop are carried out.
         let unsent = unsent || self.queue.is_running() || !self.queue.is_empty();
         self.on_device.is_empty()
-            && self.shared.shutdown_requested.load(Ordering::Acquire)
+            && self.shared.shutdown.is_requested()
             && (self.membership.is_over() || (stopped && !unsent) || overdue)
     }
 
     /// Whether this process has asked to leave and the time that it gives the others is over.
     fn shutdown_overdue(&mut self) -> bool {
-        self.shared.shutdown_requested.load(Ordering::Acquire) && self.membership.is_overdue()
+        self.shared.shutdown.is_requested() && self.membership.is_overdue()
     }
 }
 

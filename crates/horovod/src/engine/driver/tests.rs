@@ -1,6 +1,5 @@
 //! Endings of the engine thread that other threads can hardly bring about at the right cached_time.
 
-use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::thread;
 
@@ -155,11 +154,7 @@ fn a_shutdown_is_not_held_up_for_ever_by_a_collective_with_a_stuck_peer() {
     let mut meshes = Cluster::new(2).build();
     let stuck = meshes.pop();
     let mut driver = driver(meshes.remove(0));
-    driver
-        .pump
-        .shared
-        .shutdown_requested
-        .store(true, Ordering::Release);
+    driver.pump.shared.shutdown.request();
     driver.pump.membership.expire_shutdown();
     let mut driver = execute(driver, sum_over(&[0, 1], None));
     assert!(cause(&driver).contains("shutdown"), "{}", cause(&driver));
@@ -324,9 +319,7 @@ fn what_was_agreed_before_the_stop_is_carried_out_before_the_engine_ends() {
     let mut driver = driver(Mesh::solo().expect("a mesh of one"));
     let pump = &mut driver.pump;
     pump.membership.stop(stop());
-    pump.shared
-        .shutdown_requested
-        .store(true, Ordering::Release);
+    pump.shared.shutdown.request();
     // It waits for memory, say.
     pump.queue.runs([Rank(0)].into());
     assert!(!pump.finished());

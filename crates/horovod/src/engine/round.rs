@@ -1,0 +1,68 @@
+//! The round of an elastic job that this engine takes part in: news of its launcher, and the training state held here.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use horovod_transport::Mesh;
+
+/// There is nothing to send.
+const SENT: u8 = u8::MAX;
+
+/// State of the round; a job that is not elastic has only one.
+pub(super) struct Round {
+    /// The launcher may change the members of the job.
+    is_elastic: bool,
+    /// Whether some rank came to this round without the current training state.
+    needs_sync: bool,
+    /// Newest change of members announced by the launcher, and the kinds of all.
+    host_updates: Mutex<(u64, u8)>,
+    /// Training state of this process, for the launcher; [`SENT`] once it has been sent.
+    held: AtomicU8,
+}
+
+impl Round {
+    pub(super) fn new(mesh: &Mesh) -> Self {
+        let assignment = mesh.assignment.as_ref();
+        Self {
+            is_elastic: assignment.is_some(),
+            needs_sync: assignment.is_none_or(|assignment| assignment.needs_sync),
+            host_updates: Mutex::new((0, 0)),
+            held: AtomicU8::new(SENT),
+        }
+    }
+
+    pub(super) fn is_elastic(&self) -> bool {
+        self.is_elastic
+    }
+
+    pub(super) fn needs_sync(&self) -> bool {
+        self.needs_sync
+    }
+
+    /// Takes down a change of the job's members.
+    pub(super) fn update_hosts(&self, version: impl Fn(u64) -> u64, kind: u8) {
+        let updates = self.host_updates.lock();
+        let mut updates = updates.unwrap_or_else(PoisonError::into_inner);
+        *updates = (version(updates.0), updates.1 | kind);
+    }
+
+    /// Version of the newest change, and the kinds of all.
+    pub(super) fn host_updates(&self) -> (u64, u8) {
+        let updates = self.host_updates.lock();
+        *updates.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps the training state of this process, for the launcher.
+    pub(super) fn hold(&self, held: u8) {
+        self.held.store(held, Ordering::Release);
+    }
+
+    /// The training state that the launcher has not heard of, once.
+    #[inline]
+    pub(super) fn take_held(&self) -> Option<u8> {
+        if self.held.load(Ordering::Acquire) == SENT {
+            return None;
+        }
+        Some(self.held.swap(SENT, Ordering::AcqRel))
+    }
+}
