@@ -182,32 +182,15 @@ impl Engine {
         let op = submission.op;
         check_arithmetic(&op, tensors)?;
         let device = self.device_of(tensors)?;
-        if device != Device::Cpu && tensors.iter().any(|t| !t.meta.order.is_row_major()) {
-            return Err(Error::Invalid(format!(
-                "a tensor on a {} is not in row-major order in memory; pass a contiguous copy",
-                device.name()
-            )));
-        }
         let late = matches!(op, Op::Allgather | Op::Alltoall | Op::Reducescatter { .. });
         let allocator = submission.allocator.filter(|_| late);
-        let allocates = |tensor: &Tensor| tensor.output == Output::Allocate;
-        if allocator.is_none() && device != Device::Cpu && late && tensors.iter().any(allocates) {
-            return Err(Error::Invalid(format!(
-                "results on a {} are allocated by the submission, which came without an allocator",
-                device.name()
-            )));
+        if device != Device::Cpu {
+            check_on_device(device, tensors, late && allocator.is_none())?;
         }
         if matches!(submission.end, Delivery::ToCallback(_)) || allocator.is_some() {
             self.start_callback_thread()?;
         }
-        for t in tensors.iter() {
-            if t.bytes().is_none() || t.row_bytes().is_none() {
-                return Err(Error::Invalid(format!(
-                    "shape {:?} is too large for this machine",
-                    t.meta.shape
-                )));
-            }
-        }
+        check_sizes(tensors)?;
         let named = name.filter(|n| !n.is_empty());
         let mut state = self.shared.lock();
         let splits = match op {
@@ -473,6 +456,40 @@ fn check_arithmetic(op: &Op, tensors: &[Tensor]) -> Result<(), Error> {
             return Err(Error::Invalid(format!(
                 "Adasum works on floating-point tensors, not on {}",
                 dtype.name()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Tensors on a device are moved as they lie there; `must_have_outputs`: nobody allocates memory for results.
+fn check_on_device(
+    device: Device,
+    tensors: &[Tensor],
+    must_have_outputs: bool,
+) -> Result<(), Error> {
+    if tensors.iter().any(|t| !t.meta.order.is_row_major()) {
+        return Err(Error::Invalid(format!(
+            "a tensor on a {} is not in row-major order in memory; pass a contiguous copy",
+            device.name()
+        )));
+    }
+    let allocates = |tensor: &Tensor| tensor.output == Output::Allocate;
+    if must_have_outputs && tensors.iter().any(allocates) {
+        return Err(Error::Invalid(format!(
+            "results on a {} are allocated by the submission, which came without an allocator",
+            device.name()
+        )));
+    }
+    Ok(())
+}
+
+fn check_sizes(tensors: &[Tensor]) -> Result<(), Error> {
+    for t in tensors {
+        if t.bytes().is_none() || t.row_bytes().is_none() {
+            return Err(Error::Invalid(format!(
+                "shape {:?} is too large for this machine",
+                t.meta.shape
             )));
         }
     }

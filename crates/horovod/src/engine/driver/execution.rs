@@ -41,6 +41,16 @@ pub(super) enum OutputMemory {
     Refused(String),
 }
 
+impl OutputMemory {
+    /// The memory that came, else `none`.
+    fn outputs<'a>(&'a mut self, none: &'a mut Outputs) -> &'a mut Outputs {
+        match self {
+            Self::Came(outputs) => outputs,
+            _ => none,
+        }
+    }
+}
+
 /// How far the tensors of an execution that goes through host memory have come there.
 pub(super) enum Staging {
     NotBegun,
@@ -234,124 +244,167 @@ impl Driver {
             return Err(Failure::Aborted(Aborted(error.to_string().into())));
         }
         self.results.clear();
-        let execution = &task.execution;
-        let mut devices = self.devices.iter_mut();
-        let device = devices.find(|(device, _)| *device == execution.device);
-        let mut device = device.map(|(_, backend)| backend);
-        let mut adasum = AdasumScope::Ranks;
-        if execution.device != Device::Cpu {
-            let (capabilities, host) = (&mut self.capabilities, &mut self.host);
-            if capabilities.of(execution).is_none() {
-                capabilities.conclude(execution, host, device.as_deref_mut(), &mut self.pump)?;
-                // Its exchange is no part of the operation.
-                host.stages().record(task.recorded.is_some());
+        let mut devices = self.devices.iter();
+        let device = devices.position(|(device, _)| *device == task.execution.device);
+        let adasum = match self.settle(task, device)? {
+            Ok(scope) => scope,
+            Err(why) => {
+                let items = task.execution.items.iter();
+                let refused = items.filter_map(|item| item.entry);
+                let refused = refused.map(|id| (id, Err(Error::Invalid(why.clone()))));
+                self.results.extend(refused);
+                return Ok(Outcome::Ended);
             }
-            let settled = capabilities.of(execution).cloned().unwrap_or(Ok(()));
-            let scope = settled.and_then(|()| match (&execution.op, device.as_deref()) {
+        };
+        match device {
+            Some(device) if self.devices[device].1.is_staged(&task.execution) => {
+                if task.wants_memory() {
+                    self.ask_for_memory(task, adasum, false)
+                } else {
+                    self.start_staged(task, device, adasum)
+                }
+            }
+            _ if task.wants_memory() => self.ask_for_memory(task, adasum, device.is_some()),
+            _ => self.start_on(task, device, adasum),
+        }
+    }
+
+    /// Has the members of a set agree once on how they use a device. Returns the scope of an Adasum; an inner error ends
+    /// the operation.
+    fn settle(
+        &mut self,
+        task: &ExecutionTask,
+        device: Option<usize>,
+    ) -> Result<Result<AdasumScope, String>, Failure> {
+        let execution = &task.execution;
+        if execution.device == Device::Cpu {
+            return Ok(Ok(AdasumScope::Ranks));
+        }
+        let mut backend = device.map(|device| &mut self.devices[device].1);
+        let (capabilities, host) = (&mut self.capabilities, &mut self.host);
+        if capabilities.of(execution).is_none() {
+            capabilities.conclude(execution, host, backend.as_deref_mut(), &mut self.pump)?;
+            // Its exchange is no part of the operation.
+            host.stages().record(task.recorded.is_some());
+        }
+        let settled = capabilities.of(execution).cloned().unwrap_or(Ok(()));
+        Ok(
+            settled.and_then(|()| match (&execution.op, backend.as_deref()) {
                 (Op::Allreduce { op, .. }, Some(backend)) if *op == ReduceOp::Adasum => {
                     backend.adasum(execution)
                 }
                 _ => Ok(AdasumScope::Ranks),
-            });
-            match scope {
-                Ok(scope) => adasum = scope,
-                Err(why) => {
-                    let refused = execution.items.iter().filter_map(|item| item.entry);
-                    let refused = refused.map(|id| (id, Err(Error::Invalid(why.clone()))));
-                    self.results.extend(refused);
-                    return Ok(Outcome::Ended);
-                }
-            }
-        }
-        let wants_memory = task.wants_memory();
-        let timed = task.recorded.is_some();
+            }),
+        )
+    }
+
+    /// Through host memory: copies to there, the host's backend, copies back.
+    fn start_staged(
+        &mut self,
+        task: &mut ExecutionTask,
+        device: usize,
+        adasum: AdasumScope,
+    ) -> Result<Outcome, Failure> {
+        let (execution, timed) = (&task.execution, task.recorded.is_some());
+        let backend = &mut self.devices[device].1;
         let mut none = Outputs::new();
-        let outputs = match &mut task.memory {
-            OutputMemory::Came(outputs) => outputs,
-            _ => &mut none,
-        };
-        if let Some(backend) = device
-            .as_deref_mut()
-            .filter(|b| b.is_staged(execution) && !wants_memory)
-        {
-            let Staging::Ended(staged) = std::mem::replace(&mut task.staging, Staging::NotBegun)
-            else {
-                return Ok(Outcome::Copies(backend.stage_in(
-                    execution,
-                    &task.entries,
-                    outputs,
-                    timed,
-                )?));
-            };
-            self.host.start(Start {
+        let outputs = task.memory.outputs(&mut none);
+        let Staging::Ended(staged) = std::mem::replace(&mut task.staging, Staging::NotBegun) else {
+            return Ok(Outcome::Copies(backend.stage_in(
                 execution,
-                entries: &staged,
-                outputs: &mut Outputs::new(),
-                received: Vec::new(),
-                adasum,
-                idle: &mut self.pump,
-                pool: &self.pool,
-                timed: false,
-                results: &mut self.results,
-            })?;
-            if let Some(recorded) = &mut task.recorded {
-                recorded.on_host(self.host.stages().recorded());
-            }
-            let name = backend.name();
-            return Ok(
-                match backend.stage_out(Staged {
-                    execution,
-                    entries: &task.entries,
-                    staged,
-                    outputs,
-                    results: std::mem::take(&mut self.results),
-                    timed,
-                })? {
-                    Started::Done => Outcome::Ended,
-                    Started::InFlight(execution) => Outcome::InFlight(execution, name),
-                },
-            );
+                &task.entries,
+                outputs,
+                timed,
+            )?));
+        };
+        self.host.start(Start {
+            execution,
+            entries: &staged,
+            outputs: &mut Outputs::new(),
+            received: Vec::new(),
+            adasum,
+            idle: &mut self.pump,
+            pool: &self.pool,
+            timed: false,
+            results: &mut self.results,
+        })?;
+        if let Some(recorded) = &mut task.recorded {
+            recorded.on_host(self.host.stages().recorded());
         }
-        let mut start = Start {
+        let started = backend.stage_out(Staged {
             execution,
             entries: &task.entries,
+            staged,
             outputs,
+            results: std::mem::take(&mut self.results),
+            timed,
+        })?;
+        Ok(Outcome::of(started, backend.name()))
+    }
+
+    /// Asks the owner of its tensors for the memory of outputs whose size is known now. `is_elsewhere`: a device carries it
+    /// out.
+    fn ask_for_memory(
+        &mut self,
+        task: &mut ExecutionTask,
+        adasum: AdasumScope,
+        is_elsewhere: bool,
+    ) -> Result<Outcome, Failure> {
+        let mut none = Outputs::new();
+        let mut start = Start {
+            execution: &task.execution,
+            entries: &task.entries,
+            outputs: task.memory.outputs(&mut none),
             received: std::mem::take(&mut task.received),
             adasum,
             idle: &mut self.pump,
             pool: &self.pool,
-            timed,
+            timed: task.recorded.is_some(),
             results: &mut self.results,
         };
-        let is_elsewhere = device
-            .as_deref()
-            .is_some_and(|backend| !backend.is_staged(execution));
-        if wants_memory {
-            let shapes = match execution.op {
-                Op::Alltoall if is_elsewhere => {
-                    let received = self.host.received_elsewhere(&mut start)?;
-                    task.received = received.rows;
-                    received.shapes
-                }
-                _ => self.host.output_shapes(&mut start)?,
-            };
-            let notifier = self.pump.shared.notifier.clone();
-            let (allocation, call) = Allocation::of(&mut task.entries, shapes, notifier);
-            self.pump.shared.handles.enqueue_callback(call);
-            return Ok(Outcome::Asked(allocation));
-        }
-        if is_elsewhere && matches!(execution.op, Op::Alltoall) && start.received.is_empty() {
+        let shapes = match task.execution.op {
+            Op::Alltoall if is_elsewhere => {
+                let received = self.host.received_elsewhere(&mut start)?;
+                task.received = received.rows;
+                received.shapes
+            }
+            _ => self.host.output_shapes(&mut start)?,
+        };
+        let notifier = self.pump.shared.notifier.clone();
+        let (allocation, call) = Allocation::of(&mut task.entries, shapes, notifier);
+        self.pump.shared.handles.enqueue_callback(call);
+        Ok(Outcome::Asked(allocation))
+    }
+
+    /// In one go: by the host, or by a device.
+    fn start_on(
+        &mut self,
+        task: &mut ExecutionTask,
+        device: Option<usize>,
+        adasum: AdasumScope,
+    ) -> Result<Outcome, Failure> {
+        let mut none = Outputs::new();
+        let mut start = Start {
+            execution: &task.execution,
+            entries: &task.entries,
+            outputs: task.memory.outputs(&mut none),
+            received: std::mem::take(&mut task.received),
+            adasum,
+            idle: &mut self.pump,
+            pool: &self.pool,
+            timed: task.recorded.is_some(),
+            results: &mut self.results,
+        };
+        let is_alltoall = matches!(task.execution.op, Op::Alltoall);
+        if device.is_some() && is_alltoall && start.received.is_empty() {
             start.received = self.host.received_elsewhere(&mut start)?.rows;
         }
         let backend: &mut dyn Backend = match device {
-            Some(backend) => backend.as_mut(),
+            Some(device) => self.devices[device].1.as_mut(),
             None => &mut self.host,
         };
         let name = backend.name();
-        Ok(match backend.start(start)? {
-            Started::Done => Outcome::Ended,
-            Started::InFlight(execution) => Outcome::InFlight(execution, name),
-        })
+        Ok(Outcome::of(backend.start(start)?, name))
     }
 
     fn complete(&mut self, mut task: ExecutionTask) {
@@ -479,4 +532,13 @@ enum Outcome {
     Copies(Box<dyn StageIn>),
     /// It goes on by itself, in a backend of this name.
     InFlight(Box<dyn InFlight>, &'static str),
+}
+
+impl Outcome {
+    fn of(started: Started, backend: &'static str) -> Self {
+        match started {
+            Started::Done => Self::Ended,
+            Started::InFlight(execution) => Self::InFlight(execution, backend),
+        }
+    }
 }

@@ -386,85 +386,19 @@ pub(super) fn end(
         timed,
     } = staged;
     let after = events(&[], outputs);
-    let mut calls = Vec::new();
-    let is_root = matches!(execution.op, Op::Broadcast { root } if root == me);
-    if is_in_place(&execution.op) {
-        let tensors = entries.iter().flatten().flat_map(|e| e.tensors.iter());
-        let copies = on_host.iter().flatten().flat_map(|e| e.tensors.iter());
-        for (tensor, copy) in tensors.zip(copies) {
-            let output = output_of(tensor)?;
-            let is_there = is_root && output.cast_const() == tensor.input;
-            let bytes = tensor.bytes().unwrap_or(0);
-            if bytes > 0 && !is_there {
-                calls.push(Call::ToDevice {
-                    from: HostMemory(copy.input.cast_mut()),
-                    to: address(output),
-                    bytes,
-                });
-            }
-        }
-    }
-    let mut buffers = Vec::new();
-    let mut place = |(id, result): (EntryId, Result<OpResult, Error>)| {
-        let item = execution
-            .items
-            .iter()
-            .position(|item| item.entry == Some(id));
-        let (Ok(mut result), Some(item)) = (result, item) else {
-            return Err(Failure::Local("a result belongs to no tensor".into()));
-        };
-        let tensors = entries.get(item).and_then(Option::as_ref);
-        let received = result.received_splits.clone();
-        for (i, slot) in result.outputs.iter_mut().enumerate() {
-            let Some((made, shape)) = slot.take() else {
-                continue;
-            };
-            let tensor = tensors.and_then(|entry| entry.tensors.get(i));
-            let given = outputs.get_mut(item).and_then(|given| given.get_mut(i));
-            let output = tensor.map(|tensor| (tensor, tensor.output));
-            let own = match output {
-                Some((tensor, Output::Even { at, bytes }))
-                    if bytes == made.len()
-                        && is_even(execution, (item, i), tensor, received.as_deref()) =>
-                {
-                    Buffer::lent(at, bytes)
-                }
-                Some((_, Output::Exactly { at, bytes })) if bytes == made.len() => {
-                    Buffer::lent(at, bytes)
-                }
-                _ => None,
-            };
-            let buffer = own.or_else(|| Some(given?.take()?.0));
-            if buffer.is_none() && matches!(output, Some((_, Output::Even { .. }))) {
-                // The error goes to the caller, who expects the result in its own output.
-                *slot = Some((made, shape));
-                continue;
-            }
-            let buffer = buffer
-                .filter(|buffer| buffer.len() >= made.len())
-                .ok_or_else(|| {
-                    Failure::Local(format!(
-                        "there are no {} bytes of GPU memory for a result",
-                        made.len()
-                    ))
-                })?;
-            if !made.is_empty() {
-                calls.push(Call::ToDevice {
-                    from: HostMemory(made.as_mut_ptr()),
-                    to: address(buffer.as_mut_ptr()),
-                    bytes: made.len(),
-                });
-            }
-            buffers.push(made);
-            *slot = Some((buffer, shape));
-        }
-        debug_assert!(matches!(result.completion, Completion::Done));
-        Ok((id, Ok(result)))
+    let mut copies = CopiesBack {
+        execution,
+        entries,
+        outputs,
+        calls: Vec::new(),
+        buffers: Vec::new(),
     };
-    let results = results
-        .into_iter()
-        .map(&mut place)
-        .collect::<Result<_, _>>()?;
+    if is_in_place(&execution.op) {
+        copies.in_place(&on_host, me)?;
+    }
+    let results = results.into_iter().map(|result| copies.place(result));
+    let results = results.collect::<Result<_, _>>()?;
+    let CopiesBack { calls, buffers, .. } = copies;
     let work = Work {
         title,
         seq: execution.seq.0,
@@ -479,6 +413,118 @@ pub(super) fn end(
         _buffers: buffers,
     };
     Ok((work, results, kept))
+}
+
+/// Copies of results from host memory to a GPU, put together one by one.
+struct CopiesBack<'a> {
+    execution: &'a Execution,
+    entries: &'a [Option<Entry>],
+    /// Memory that was allocated for outputs.
+    outputs: &'a mut Outputs,
+    calls: Vec<Call>,
+    /// Host memory that is copied from.
+    buffers: Vec<Buffer>,
+}
+
+impl CopiesBack<'_> {
+    /// Results that are where their copies in host memory are.
+    fn in_place(&mut self, on_host: &[Option<Entry>], me: Rank) -> Result<(), Failure> {
+        let is_root = matches!(self.execution.op, Op::Broadcast { root } if root == me);
+        let tensors = self.entries.iter().flatten();
+        let tensors = tensors.flat_map(|e| e.tensors.iter());
+        let copies = on_host.iter().flatten().flat_map(|e| e.tensors.iter());
+        for (tensor, copy) in tensors.zip(copies) {
+            let output = output_of(tensor)?;
+            let is_there = is_root && output.cast_const() == tensor.input;
+            let bytes = tensor.bytes().unwrap_or(0);
+            if bytes > 0 && !is_there {
+                self.calls.push(Call::ToDevice {
+                    from: HostMemory(copy.input.cast_mut()),
+                    to: address(output),
+                    bytes,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// A result of the host's, with its outputs in the memory of the GPU.
+    fn place(
+        &mut self,
+        (id, result): (EntryId, Result<OpResult, Error>),
+    ) -> Result<(EntryId, Result<OpResult, Error>), Failure> {
+        let mut items = self.execution.items.iter();
+        let item = items.position(|item| item.entry == Some(id));
+        let (Ok(mut result), Some(item)) = (result, item) else {
+            return Err(Failure::Local("a result belongs to no tensor".into()));
+        };
+        let received = result.received_splits.clone();
+        for (i, slot) in result.outputs.iter_mut().enumerate() {
+            let Some((made, shape)) = slot.take() else {
+                continue;
+            };
+            *slot = Some(
+                match self.memory_for((item, i), &made, received.as_deref())? {
+                    Some(buffer) => {
+                        self.copy(made, &buffer);
+                        (buffer, shape)
+                    }
+                    // The error goes to the caller, who expects the result in its own output.
+                    None => (made, shape),
+                },
+            );
+        }
+        debug_assert!(matches!(result.completion, Completion::Done));
+        Ok((id, Ok(result)))
+    }
+
+    /// Where an output belongs: to memory of the submission, or what was allocated. `None`: it was submitted with memory
+    /// for even parts, which are not even.
+    fn memory_for(
+        &mut self,
+        (item, i): (usize, usize),
+        made: &Buffer,
+        received: Option<&[u64]>,
+    ) -> Result<Option<Buffer>, Failure> {
+        let entry = self.entries.get(item).and_then(Option::as_ref);
+        let tensor = entry.and_then(|entry| entry.tensors.get(i));
+        let output = tensor.map(|tensor| (tensor, tensor.output));
+        let own = match output {
+            Some((tensor, Output::Even { at, bytes }))
+                if bytes == made.len() && is_even(self.execution, (item, i), tensor, received) =>
+            {
+                Buffer::lent(at, bytes)
+            }
+            Some((_, Output::Exactly { at, bytes })) if bytes == made.len() => {
+                Buffer::lent(at, bytes)
+            }
+            _ => None,
+        };
+        let given = self.outputs.get_mut(item);
+        let given = given.and_then(|given| given.get_mut(i));
+        let buffer = own.or_else(|| Some(given?.take()?.0));
+        if buffer.is_none() && matches!(output, Some((_, Output::Even { .. }))) {
+            return Ok(None);
+        }
+        match buffer.filter(|buffer| buffer.len() >= made.len()) {
+            Some(buffer) => Ok(Some(buffer)),
+            None => Err(Failure::Local(format!(
+                "there are no {} bytes of GPU memory for a result",
+                made.len()
+            ))),
+        }
+    }
+
+    fn copy(&mut self, made: Buffer, to: &Buffer) {
+        if !made.is_empty() {
+            self.calls.push(Call::ToDevice {
+                from: HostMemory(made.as_mut_ptr()),
+                to: address(to.as_mut_ptr()),
+                bytes: made.len(),
+            });
+        }
+        self.buffers.push(made);
+    }
 }
 
 /// Whether all members bring, or get, equally many rows.
