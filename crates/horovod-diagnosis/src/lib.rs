@@ -1,4 +1,5 @@
-//! The diagnosis of stalled jobs: each rank describes itself twice, rank 0 concludes who holds up whom.
+//! The diagnosis of stalled jobs: each rank describes itself twice, rank 0 concludes who holds up whom. And that of
+//! [`replicas`] that differ.
 //!
 //! A rank is asked only while some tensor waits for it. What it answers is cheap to find out, and never needs the
 //! threads that may be stuck: names from the engine, runnable time from the system, and stacks from whoever
@@ -9,6 +10,7 @@ mod device;
 mod device_report;
 mod leader;
 mod messages;
+pub mod replicas;
 mod report;
 mod report_file;
 mod runnable;

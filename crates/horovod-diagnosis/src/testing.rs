@@ -6,6 +6,7 @@ use std::time::Duration;
 use horovod_protocol::{ProcessSetId, Rank, StalledRequest, Tree};
 
 use super::leader::{Leader, Step};
+pub use super::replicas::testing::replica_report;
 use super::{
     DeviceInquiry, DeviceStep, FRAMES_MAX, JobView, Late, Message, NAMES_MAX, STACK_TEXT_MAX,
     THREADS_MAX, is_message, render, render_device, summary_device,

@@ -30,7 +30,7 @@ pub const TARGETS: &[Target] = &[
     ("runtime", runtime::messages),
     ("rendezvous_file", horovod::testing::rendezvous_file),
     ("stall_report", horovod_diagnosis::testing::stall_report),
-    ("replica_report", horovod::testing::replica_report),
+    ("replica_report", horovod_diagnosis::testing::replica_report),
 ];
 
 /// Runs one target.

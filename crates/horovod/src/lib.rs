@@ -22,8 +22,6 @@ pub mod gpu;
 #[cfg(not(loom))]
 mod init;
 #[cfg(not(loom))]
-mod replicas;
-#[cfg(not(loom))]
 mod tensor;
 #[cfg(all(feature = "testing", not(loom)))]
 pub mod testing;
@@ -40,6 +38,8 @@ pub use engine::{
 #[cfg(not(loom))]
 pub use error::Error;
 #[cfg(not(loom))]
+pub use horovod_diagnosis::replicas::Replica;
+#[cfg(not(loom))]
 pub use horovod_diagnosis::{FRAMES_MAX, Frame, THREADS_MAX, ThreadStack, tell_stacks};
 #[cfg(not(loom))]
 pub use horovod_protocol::{
@@ -51,8 +51,6 @@ pub use horovod_protocol::{
 pub use horovod_transport::{
     Interrupt, JobKey, loopback, output_file, payload, resolve_interfaces,
 };
-#[cfg(not(loom))]
-pub use replicas::Replica;
 /// The former name of [`payload`], with the former names in it.
 #[cfg(not(loom))]
 #[deprecated(since = "0.29.0", note = "use `payload`")]

@@ -6,7 +6,6 @@ use horovod_collectives::Tuning;
 use crate::config::{Algorithms, JoinAverage};
 
 pub use crate::bootstrap::harness::rendezvous_file;
-pub use crate::replicas::harness::replica_report;
 
 /// Settings as rank 0 sends them: what is taken over can be passed on.
 ///

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use horovod_diagnosis::replicas::{Numbers, Replica, Report};
 use horovod_protocol::{ProcessSetId, Rank};
 use horovod_settings::CheckReplicas;
 
 use super::Engine;
-use crate::replicas::{Numbers, Replica, Report};
 
 /// Reports of this rank that wait to be sent; more are dropped.
 const QUEUED_MAX: usize = 4096;

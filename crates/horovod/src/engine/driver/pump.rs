@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use horovod_diagnosis::replicas;
 use horovod_protocol::{LossCause, PeerLost, Rank, Time};
 use horovod_transport::{Aborted, ControlEvent, Idle};
 
@@ -18,7 +19,6 @@ use crate::config::Config;
 use crate::engine::inspection::Inspection;
 use crate::engine::recording::Recording;
 use crate::engine::{EngineState, nanos};
-use crate::replicas;
 
 /// The kind of a change of members in which somebody comes, as workers know it.
 const HOSTS_ADDED: u8 = 2;

@@ -1,11 +1,11 @@
 //! The control plane's comparison of replicas: sends this rank's reports, and on rank 0 collects those of all.
 
+use horovod_diagnosis::replicas::{Collector, Finding, Report};
 use horovod_protocol::{Rank, StopReason};
 use horovod_settings::CheckReplicas;
 
 use super::pump::Pump;
 use crate::engine::relay::OutOfBandMessage;
-use crate::replicas::{Collector, Finding, Report};
 
 const COORDINATOR: Rank = Rank(0);
 

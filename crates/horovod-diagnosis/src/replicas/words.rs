@@ -10,7 +10,7 @@ pub(super) type Side = Vec<Rank>;
 
 /// Replicas that differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Finding {
+pub struct Finding {
     pub(super) set: ProcessSetId,
     /// How many parameters there are.
     pub(super) total: u64,
@@ -23,14 +23,14 @@ pub(crate) struct Finding {
 
 impl Finding {
     /// The first rank that differs from the majority, or from rank 0's side.
-    pub(crate) fn by(&self) -> Rank {
+    pub fn by(&self) -> Rank {
         let sides = (self.differing.iter()).flat_map(|(_, sides)| sides.iter().skip(1));
         let rank = sides.filter_map(|side| side.first()).min();
         rank.copied().unwrap_or(Rank(0))
     }
 
     /// All there is to say about it.
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let of_set = match self.set {
             ProcessSetId::GLOBAL => String::new(),
             set => format!(" of process set {}", set.0),

@@ -16,7 +16,7 @@ const KEPT_SUMS_MAX: usize = 1 << 22;
 
 /// The reports of one generation that wait for others.
 #[derive(Debug, Default)]
-pub(crate) struct Collector {
+pub struct Collector {
     pending: BTreeMap<(ProcessSetId, u64, u64), Pending>,
     kept: usize,
 }
@@ -41,7 +41,7 @@ struct Variant {
 
 impl Collector {
     /// Take a report of a rank. The difference, if this was the last report of its comparison and there is one.
-    pub(crate) fn add(&mut self, from: Rank, report: Report, members: &[Rank]) -> Option<Finding> {
+    pub fn add(&mut self, from: Rank, report: Report, members: &[Rank]) -> Option<Finding> {
         if members.binary_search(&from).is_err() {
             tracing::debug!("{from} reported the parameters of a process set it is no member of");
             return None;

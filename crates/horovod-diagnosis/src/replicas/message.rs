@@ -12,8 +12,9 @@ const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// One rank's checksums of its parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Report {
-    pub(crate) set: ProcessSetId,
+pub struct Report {
+    /// The process set whose members are compared.
+    pub set: ProcessSetId,
     pub(crate) key: u64,
     /// Reports of the same set, key and number are compared.
     pub(crate) number: u64,
@@ -26,13 +27,13 @@ pub(crate) struct Report {
 }
 
 /// Whether these bytes are meant to be a [`Report`].
-pub(crate) fn is_message(bytes: &[u8]) -> bool {
+pub fn is_message(bytes: &[u8]) -> bool {
     bytes.first() == Some(&REPORT)
 }
 
 impl Report {
     /// Names and advice are said by one rank of the set.
-    pub(crate) fn new(set: ProcessSetId, number: u64, replica: Replica, has_names: bool) -> Self {
+    pub fn new(set: ProcessSetId, number: u64, replica: Replica, has_names: bool) -> Self {
         let Replica {
             key,
             mut names,
@@ -66,7 +67,8 @@ impl Report {
         }
     }
 
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         let w = &mut Writer::new(&mut out);
         w.u8(REPORT);
@@ -82,7 +84,8 @@ impl Report {
         out
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+    /// From bytes of another rank.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut r = Reader::new(bytes);
         let kind = r.u8("report of a replica")?;
         if kind != REPORT {

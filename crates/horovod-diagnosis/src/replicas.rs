@@ -5,18 +5,18 @@
 //! because that rank has joined or has another optimizer, is never concluded.
 
 mod collector;
-#[cfg(feature = "testing")]
-pub(crate) mod harness;
 mod message;
+#[cfg(feature = "testing")]
+pub(crate) mod testing;
 mod words;
 
 use std::collections::BTreeMap;
 
 use horovod_protocol::ProcessSetId;
 
-pub(crate) use collector::Collector;
-pub(crate) use message::{Report, is_message};
-pub(crate) use words::Finding;
+pub use collector::Collector;
+pub use message::{Report, is_message};
+pub use words::Finding;
 
 /// Parameters with a checksum of their own; the last checksum of a report is that of all further ones.
 pub(crate) const SUMS_MAX: usize = 4096;
@@ -42,7 +42,7 @@ pub struct Replica {
 
 /// Counts the reports of this rank: those of the same number are compared.
 #[derive(Debug, Default)]
-pub(crate) struct Numbers {
+pub struct Numbers {
     next: BTreeMap<(ProcessSetId, u64), u64>,
     /// The least number of a report from now on.
     least: u64,
@@ -50,12 +50,12 @@ pub(crate) struct Numbers {
 
 impl Numbers {
     /// Whether a report of this key has a number.
-    pub(crate) fn has(&self, set: ProcessSetId, key: u64) -> bool {
+    pub fn has(&self, set: ProcessSetId, key: u64) -> bool {
         self.next.contains_key(&(set, key))
     }
 
     /// The number of a report of this key; `None` if this rank has reported too many keys.
-    pub(crate) fn take(&mut self, set: ProcessSetId, key: u64) -> Option<u64> {
+    pub fn take(&mut self, set: ProcessSetId, key: u64) -> Option<u64> {
         if self.next.len() >= OPTIMIZERS_MAX && !self.has(set, key) {
             return None;
         }
@@ -67,7 +67,7 @@ impl Numbers {
 
     /// All ranks have joined. Ranks that joined early may lack reports, so all count from a new number on: a rank's first
     /// report after the join is not compared with one that other ranks made before it.
-    pub(crate) fn note_joined(&mut self) {
+    pub fn note_joined(&mut self) {
         self.least += 1 << 32;
     }
 }
