@@ -364,8 +364,8 @@ FAULTS = (
     Fault(
         "heartbeat-never-sent",
         "crates/horovod-transport/src/heartbeat.rs",
-        "        look.speak = !self.doubts;\n",
-        "        look.speak = false;\n",
+        "        check.send = !self.doubts;\n",
+        "        check.send = false;\n",
         "ranks give no sign of life",
         Rust("horovod-transport", ("all_are_told_four_times_in_a_time_out",)),
     ),
@@ -405,7 +405,7 @@ FAULTS = (
     Fault(
         "missing-abort",
         "crates/horovod/src/engine/driver/ending.rs",
-        "        self.flights.abort(&Aborted(error.to_string().into()));\n",
+        "        self.on_device.abort(&Aborted(error.to_string().into()));\n",
         "",
         "what runs on a GPU goes on when a rank is lost",
         Rust("horovod", ("a_rank_that_leaves_amid_a_collective_frees_the_others",)),
