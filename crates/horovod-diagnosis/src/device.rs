@@ -81,7 +81,7 @@ struct Told {
     gives_up_at: Option<u64>,
 }
 
-/// What a rank has to do about its GPU.
+/// Action of a rank about its GPU.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Watched {
     /// Tell rank 0.
@@ -168,7 +168,7 @@ pub(crate) struct RankPlace {
     pub(crate) standing: Option<Standing>,
 }
 
-/// What is known of an operation that does not end.
+/// Findings about an operation that does not end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceDiagnosis {
     pub(crate) complaint: Complaint,
@@ -198,7 +198,7 @@ pub struct DeviceInquiry {
     question: u64,
     complaint: Option<(Rank, Complaint)>,
     asked: Option<Asked>,
-    /// What was found out about last, and when.
+    /// The last finding, and its time.
     known: Option<(Complaint, u64)>,
 }
 
@@ -211,7 +211,7 @@ struct Asked {
     deadline: u64,
 }
 
-/// What rank 0 has to do.
+/// Action of rank 0.
 #[derive(Debug, PartialEq, Eq)]
 pub enum DeviceStep {
     /// Ask these ranks, and pass on what they say.
@@ -253,7 +253,7 @@ impl DeviceInquiry {
         if self.known.as_ref().is_some_and(is_known) {
             return;
         }
-        // What comes first in the order holds up the rest.
+        // The first complaint in the order holds up the rest.
         let comes_before = |(_, other): &(Rank, Complaint)| {
             (!other.ends, other.seq) <= (!complaint.ends, complaint.seq)
         };

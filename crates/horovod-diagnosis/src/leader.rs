@@ -17,7 +17,7 @@ const REPEAT_MS: u64 = 60_000;
 /// Looks at one stall until the first report.
 const LOOKS: u64 = 3;
 
-/// What is to be done now.
+/// Next action.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
     /// Ask these ranks, and pass on what they say.

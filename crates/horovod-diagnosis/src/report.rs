@@ -10,12 +10,12 @@ use super::{Key, Standing, Unfinished};
 
 /// Requests, culprits and names told; of more only the number.
 pub(super) const SHOWN_MAX: usize = 8;
-/// What a GPU has not been at for longer is no news.
+/// Work of a GPU for less than this is not reported.
 const GPU_SHOWN_FROM_MS: u64 = 1000;
 /// Ranks of a list told one by one.
 const RANKS_SHOWN_MAX: usize = 12;
 
-/// What a report says of the job.
+/// A report's facts about the job.
 pub struct JobView<'a> {
     /// Where control links are.
     pub tree: &'a Tree,
@@ -168,7 +168,7 @@ fn state_of(culprit: &Culprit) -> String {
     }
 }
 
-/// What its GPU has been at for long: a script that waits for its GPU waits for that.
+/// The GPU's work if it takes long: a script that waits for its GPU waits for that work.
 fn gpu_of(standing: &Standing) -> String {
     let device = standing.device.as_ref();
     let at = device.and_then(|device| device.at.as_ref());
@@ -182,7 +182,7 @@ fn gpu_of(standing: &Standing) -> String {
     }
 }
 
-/// What comes of a silent rank.
+/// The expected end of a silent rank.
 fn outlook(d: &Diagnosis, job: &JobView<'_>, rank: Rank) -> String {
     let is_silent = |rank: &Rank| {
         let mut culprits = d.culprits.iter();

@@ -12,21 +12,21 @@ const BUSY_PART: u64 = 5;
 /// as work here. One that waits is runnable for a part in 1000.
 const BUSY_PART_UNSEEN: u64 = 20;
 
-/// What was seen at one time.
+/// Observations at one time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Look {
     /// In milliseconds, of any clock.
     pub(crate) at_ms: u64,
-    /// What some ranks wait for.
+    /// Operations that some ranks wait for.
     pub(crate) late: Late,
-    /// Who was asked, and what it said in time.
+    /// The asked ranks, with their answers if those came in time.
     pub(crate) answers: BTreeMap<Rank, Option<Standing>>,
 }
 
-/// What has taken long.
+/// Operations that have taken long.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Late {
-    /// What some members have asked for and others have not.
+    /// Requests that some members have made and others have not.
     pub requests: Vec<StalledRequest>,
     /// A collective of rank 0 that all have agreed on and that does not end; `missing` are its other members.
     pub running: Option<StalledRequest>,
@@ -66,7 +66,7 @@ pub(crate) enum Kind {
 pub(crate) struct Culprit {
     pub(crate) rank: Rank,
     pub(crate) kind: Kind,
-    /// What the others wait for.
+    /// Keys that the others wait for.
     pub(crate) lacks: Vec<Key>,
     pub(crate) standing: Option<Standing>,
 }
@@ -78,7 +78,7 @@ impl Culprit {
     }
 }
 
-/// What two looks tell.
+/// Conclusion from two observations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnosis {
     pub(crate) late: Late,
@@ -233,7 +233,7 @@ pub(super) fn stuck(
     loop {
         let can_come = |rank: &Rank| {
             waits_for.get(rank).is_none_or(|keys| {
-                // What is not known to stand still may complete any moment.
+                // A request not known to be stuck may complete any moment.
                 keys.is_empty() || keys.iter().any(|key| !stuck.contains(key))
             })
         };

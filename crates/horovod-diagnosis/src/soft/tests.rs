@@ -4,7 +4,7 @@ use horovod_protocol::ProcessSetId;
 
 use super::*;
 
-/// What ranks have asked for, what they wait for and whether softly, as it is and as the coordinator sees it.
+/// Requests and waits of the ranks, soft ones included: the true ones, and the coordinator's view.
 #[derive(Clone, Default)]
 struct World {
     size: u32,
