@@ -295,10 +295,10 @@ impl Control {
     }
 
     /// Tells the launcher of an elastic job what this process holds of the training state.
-    pub fn send_training_state(&mut self, held: u8) {
+    pub fn send_training_state(&mut self, training_state: u8) {
         if let Some((_, client)) = &mut self.launcher {
             // A launcher that is gone shows when it is heard.
-            let _ = client.send(&ToServer::Holds { held });
+            let _ = client.send(&ToServer::StateChanged { training_state });
         }
     }
 

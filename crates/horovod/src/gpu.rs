@@ -50,9 +50,9 @@ impl Ready {
     ///
     /// # Errors
     /// As above.
-    pub fn record_on_its_device(stream: RawStream, told: i32) -> Result<Arc<Self>, Error> {
+    pub fn record_on_its_device(stream: RawStream, ordinal: i32) -> Result<Arc<Self>, Error> {
         choose_stack(Stack::Cuda)?;
-        Self::on(horovod_gpu::driver()?.device_of(stream, told)?, stream)
+        Self::on(horovod_gpu::driver()?.device_of(stream, ordinal)?, stream)
     }
 
     fn on(device: &'static horovod_gpu::Device, stream: RawStream) -> Result<Arc<Self>, Error> {

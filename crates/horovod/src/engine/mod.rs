@@ -406,7 +406,7 @@ impl Engine {
     }
 
     /// Tells the launcher that this process holds the training state.
-    pub(crate) fn hold_state(&self, held: crate::init::HeldState) {
+    pub(crate) fn hold_state(&self, held: crate::init::TrainingState) {
         self.shared.held.store(held as u8, Ordering::Release);
         self.shared.notifier.notify();
     }
