@@ -16,8 +16,6 @@ mod core_functions;
 mod done;
 mod dtypes;
 #[cfg(target_os = "linux")]
-mod flight;
-#[cfg(target_os = "linux")]
 mod kernel;
 #[cfg(target_os = "linux")]
 mod load;
@@ -25,6 +23,8 @@ mod load;
 mod loaded_objects;
 mod names;
 mod operations;
+#[cfg(target_os = "linux")]
+mod pending;
 #[cfg(target_os = "linux")]
 mod registration;
 #[cfg(target_os = "linux")]

@@ -168,8 +168,8 @@ impl Timeline {
 
     /// A moment as nanoseconds since the engine started.
     #[inline]
-    pub fn at(&self, moment: Instant) -> Nanos {
-        let since = moment.saturating_duration_since(self.started);
+    pub fn at(&self, instant: Instant) -> Nanos {
+        let since = instant.saturating_duration_since(self.started);
         u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     }
 

@@ -65,7 +65,7 @@ impl Latch {
 
 /// One operation under way.
 #[derive(Debug)]
-pub(crate) struct Flight {
+pub(crate) struct PendingOperation {
     /// The operation's type, for messages.
     operation: &'static str,
     kind: Kind,
@@ -80,7 +80,7 @@ pub(crate) struct Flight {
     started_run: StartedRun,
 }
 
-impl Flight {
+impl PendingOperation {
     pub(crate) fn new(
         operation: &'static str,
         kind: Kind,
@@ -196,16 +196,16 @@ pub(crate) unsafe fn submit(
     core: &CoreFunctions,
     described: &Described<'_>,
     tensors: &[CoreTensor],
-    flight: Flight,
+    pending: PendingOperation,
 ) {
     let allocate: Option<Allocate> = described.kind.is_late().then_some(allocate);
-    let flight = Box::into_raw(Box::new(flight));
+    let pending = Box::into_raw(Box::new(pending));
     // SAFETY: `ended` takes the flight, whose handles keep the memory until then.
-    let submitted = unsafe { core.enqueue(described, tensors, ended, allocate, flight.cast()) };
+    let submitted = unsafe { core.enqueue(described, tensors, ended, allocate, pending.cast()) };
     if let Err((status, text)) = submitted {
         // SAFETY: the core has not taken it.
-        let flight = unsafe { Box::from_raw(flight) };
-        flight.finish(Outcome::Failed {
+        let pending = unsafe { Box::from_raw(pending) };
+        pending.finish(Outcome::Failed {
             status,
             text,
             refused: false,
@@ -225,14 +225,14 @@ unsafe extern "C" fn allocate(
     ndim: usize,
 ) -> *mut c_void {
     // SAFETY: the core makes one call at a time.
-    let flight = unsafe { &mut *context.cast::<Flight>() };
+    let pending = unsafe { &mut *context.cast::<PendingOperation>() };
     let dims = if dims.is_null() || ndim == 0 {
         &[]
     } else {
         // SAFETY: a list of this length.
         unsafe { std::slice::from_raw_parts(dims, ndim) }
     };
-    let memory = catch_unwind(AssertUnwindSafe(|| flight.allocate(index, dtype, dims)));
+    let memory = catch_unwind(AssertUnwindSafe(|| pending.allocate(index, dtype, dims)));
     memory.unwrap_or(std::ptr::null_mut())
 }
 
@@ -242,8 +242,8 @@ unsafe extern "C" fn allocate(
 /// `context` is a flight, which this ends; `result` lives as long as the call.
 unsafe extern "C" fn ended(context: *mut c_void, result: *mut CoreResult) {
     // SAFETY: made by `submit`, and called once.
-    let flight = unsafe { Box::from_raw(context.cast::<Flight>()) };
+    let pending = unsafe { Box::from_raw(context.cast::<PendingOperation>()) };
     // SAFETY: as the core promises.
     let outcome = unsafe { core().outcome(result) };
-    flight.finish(outcome);
+    pending.finish(outcome);
 }
