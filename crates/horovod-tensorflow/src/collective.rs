@@ -69,7 +69,7 @@ fn launch(kernel: &Kernel, kind: Kind, context: Context, end: End) {
         operands.tensors.len(),
         started_run,
     );
-    // SAFETY: the flight holds handles on the memory of all operands until `ended` is called.
+    // SAFETY: the pending operation holds handles on the memory of all operands until `ended` is called.
     unsafe { pending::submit(core(), &described, &tensors, pending) };
 }
 

@@ -5,7 +5,7 @@
 //! TensorFlow collects them. The library exports nothing.
 //!
 //! One operation's way: `kernel` reads the attributes, `collective` submits the tensors to the core and returns, the core
-//! calls `flight` back, which sets the outputs and calls TensorFlow's moved `done` callback. An operation that runs alone
+//! calls `pending` back, which sets the outputs and calls TensorFlow's moved `done` callback. An operation that runs alone
 //! (`wait_history`) mostly ends so before `collective` returns.
 
 #[cfg(target_os = "linux")]

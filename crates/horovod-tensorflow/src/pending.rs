@@ -191,7 +191,7 @@ fn failure_of(operation: &str, status: i32, text: String, refused: bool) -> Fail
 /// Hands an operation to the core; its end is told in any case.
 ///
 /// # Safety
-/// The tensors are those that the flight has handles on.
+/// The tensors are those that the pending operation has handles on.
 pub(crate) unsafe fn submit(
     core: &CoreFunctions,
     described: &Described<'_>,
@@ -200,7 +200,7 @@ pub(crate) unsafe fn submit(
 ) {
     let allocate: Option<Allocate> = described.kind.is_late().then_some(allocate);
     let pending = Box::into_raw(Box::new(pending));
-    // SAFETY: `ended` takes the flight, whose handles keep the memory until then.
+    // SAFETY: `ended` takes the pending operation, whose handles keep the memory until then.
     let submitted = unsafe { core.enqueue(described, tensors, ended, allocate, pending.cast()) };
     if let Err((status, text)) = submitted {
         // SAFETY: the core has not taken it.
@@ -216,7 +216,7 @@ pub(crate) unsafe fn submit(
 /// The core's call for an output's memory.
 ///
 /// # Safety
-/// `context` is a flight that has not ended; the rest as the header says.
+/// `context` is a pending operation that has not ended; the rest as the header says.
 unsafe extern "C" fn allocate(
     context: *mut c_void,
     index: usize,
@@ -239,7 +239,7 @@ unsafe extern "C" fn allocate(
 /// The core's call at an operation's end.
 ///
 /// # Safety
-/// `context` is a flight, which this ends; `result` lives as long as the call.
+/// `context` is a pending operation, which this ends; `result` lives as long as the call.
 unsafe extern "C" fn ended(context: *mut c_void, result: *mut CoreResult) {
     // SAFETY: made by `submit`, and called once.
     let pending = unsafe { Box::from_raw(context.cast::<PendingOperation>()) };
