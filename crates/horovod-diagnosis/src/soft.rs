@@ -146,12 +146,12 @@ impl SoftWatch {
             return None;
         }
         match self.asked.take() {
-            Some(asked) => self.heard(now, asked, requests),
-            None => self.look(now, requests),
+            Some(asked) => self.on_answers(now, asked, requests),
+            None => self.begin(now, requests),
         }
     }
 
-    fn look(&mut self, now: u64, requests: &mut impl Requests) -> Option<SoftStep> {
+    fn begin(&mut self, now: u64, requests: &mut impl Requests) -> Option<SoftStep> {
         (self.look_at, self.looked_at, self.news) = (None, now, false);
         if !requests.lacks_any(&self.waiting) {
             return None;
@@ -188,7 +188,12 @@ impl SoftWatch {
         Some(step)
     }
 
-    fn heard(&mut self, now: u64, asked: Asked, requests: &mut impl Requests) -> Option<SoftStep> {
+    fn on_answers(
+        &mut self,
+        now: u64,
+        asked: Asked,
+        requests: &mut impl Requests,
+    ) -> Option<SoftStep> {
         let Asked {
             before,
             keys,
@@ -341,13 +346,13 @@ impl Circle {
         waiting: &BTreeSet<Rank>,
     ) -> BTreeMap<Rank, Vec<Key>> {
         let mut questions: BTreeMap<Rank, Vec<Key>> = BTreeMap::new();
-        let held = self.stuck.values().flatten().copied();
+        let stuck = self.stuck.values().flatten().copied();
         let request = requests
             .iter()
             .find(|(_, request)| key(request) == self.key);
         let lacks = request.iter().flat_map(|(_, request)| &request.missing);
         let more = lacks.filter(|rank| waiting.contains(rank)).copied();
-        for rank in held.chain(more) {
+        for rank in stuck.chain(more) {
             if questions.len() < ASKED_MAX {
                 questions.entry(rank).or_default();
             }
