@@ -46,7 +46,7 @@ impl Ready {
         Self::on(horovod_gpu::driver()?.device(ordinal)?, stream)
     }
 
-    /// The same on the device of the stream, of CUDA's; `told` is its number where the stream is a default one.
+    /// The same on the device of the stream, of CUDA's; `ordinal` is its number where the stream is a default one.
     ///
     /// # Errors
     /// As above.

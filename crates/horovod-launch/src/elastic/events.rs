@@ -84,7 +84,7 @@ pub enum Event {
         /// The reporting worker.
         by: WorkerId,
     },
-    /// The answer to [`Action::Look`].
+    /// The answer to [`Action::CheckStopped`].
     StoppedState {
         /// Of whom.
         worker: WorkerId,

@@ -148,7 +148,7 @@ impl<E: Executor> Supervisor<E> {
         self.forget(worker);
     }
 
-    /// The answer to [`Executor::look`].
+    /// The answer to [`Executor::check_stopped`].
     pub fn stopped_state(&mut self, worker: WorkerId, is_stopped: bool) {
         self.handle(Event::StoppedState { worker, is_stopped });
     }
