@@ -197,8 +197,8 @@ class HandledState(ObjectState):
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    ModelT = TypeVar("ModelHeld", default=Any)
-    OptimizerT = TypeVar("OptimizerHeld", default=Any)
+    ModelT = TypeVar("ModelT", default=Any)
+    OptimizerT = TypeVar("OptimizerT", default=Any)
 
     class HoldsModelAndOptimizer(HandledState, Generic[ModelT, OptimizerT]):
         """A state by the types of its model and its optimizer."""
