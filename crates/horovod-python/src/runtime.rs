@@ -1,7 +1,7 @@
 //! Lifecycle, queries, process sets, barrier and join.
 
 use horovod::config::{self, Group, Launcher, Members, ProcessEnvironment};
-use horovod::{Engine, Error, TrainingState, Leaving, ProcessSetId};
+use horovod::{Engine, Error, Leaving, ProcessSetId, TrainingState};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
