@@ -35,6 +35,8 @@ const PARTS: &[(&str, &str)] = &[
     ("early_area", "prestaged area"),
     ("said_twice", "marked twice"),
     ("give_way", "yield"),
+    ("parked", "suspended"),
+    ("speaking", "sending"),
 ];
 
 /// Words that mean something else inside a longer name, but stand for nothing alone; types and modules in any case.
@@ -55,6 +57,28 @@ const WHOLE: &[(&str, &str)] = &[
     ("room", "waiting set, space"),
     ("say", "mark ready"),
 ];
+
+/// Words that are on their way out, what to say instead, and how many identifiers may still be made of each: the number
+/// may only shrink. Names of functions that are sentences do not count.
+const FADING: &[(&str, &str, usize)] = &[
+    ("told", "sent, reported, announced", 175),
+    ("hear", "receive, handle", 7),
+    ("hears", "receives, handles", 2),
+    ("heard", "received, handled", 26),
+    ("say", "send, note, print", 54),
+    ("says", "sends, prints", 22),
+    ("said", "sent, output, text", 212),
+    ("look", "poll, check, search", 112),
+    ("looks", "polls, checks", 26),
+    ("looked", "polled, checked", 14),
+    ("held", "kept, owned, training state", 100),
+    ("moment", "time, timestamp", 0),
+    ("flight", "execution, operation", 0),
+    ("attend", "join, serve", 10),
+];
+
+/// Longer names are sentences.
+const NAME_PARTS_MAX: usize = 4;
 
 /// Types that stood for several things each: the one file that may still define one, or `""` for none.
 const TYPES: &[(&str, &str)] = &[
@@ -103,6 +127,7 @@ const ALLOWED: &[(&str, &str, &str)] = &[
 /// Complaints about the names of files and in their code.
 pub(crate) fn check(root: &Path, tracked: &[PathBuf]) -> Vec<String> {
     let mut complaints = Vec::new();
+    let mut fading = vec![0; FADING.len()];
     for path in tracked {
         let name = path.display().to_string();
         let is_code = [".rs", ".py", ".pyi"].iter().any(|end| name.ends_with(end));
@@ -111,8 +136,30 @@ pub(crate) fn check(root: &Path, tracked: &[PathBuf]) -> Vec<String> {
         }
         let text = std::fs::read_to_string(root.join(path)).unwrap_or_default();
         complaints.extend(check_text(&name, &text));
+        count_fading(&code_of(&text, name.ends_with(".rs")), &mut fading);
+    }
+    for ((word, instead, limit), found) in FADING.iter().zip(fading) {
+        if found > *limit {
+            complaints.push(format!(
+                "{found} identifiers are made of \"{word}\", more than {limit}: {instead}"
+            ));
+        }
     }
     complaints
+}
+
+/// Adds the identifiers of this code that are made of each fading word.
+fn count_fading(code: &str, counts: &mut [usize]) {
+    for parts in code.lines().flat_map(identifiers).map(parts_of) {
+        let in_flight = parts.windows(2).any(|pair| pair == ["in", "flight"]);
+        if parts.len() > NAME_PARTS_MAX {
+            continue;
+        }
+        for ((word, ..), count) in FADING.iter().zip(counts.iter_mut()) {
+            let is_term = *word == "flight" && in_flight;
+            *count += usize::from(!is_term && parts.iter().any(|part| part == word));
+        }
+    }
 }
 
 fn check_text(name: &str, text: &str) -> Vec<String> {
@@ -316,6 +363,19 @@ mod tests {
             1
         );
         assert_eq!(check_text("a.rs", "struct Plan;").len(), 1);
+    }
+
+    #[test]
+    fn counts_identifiers_of_fading_words_but_no_sentences() {
+        let mut counts = vec![0; FADING.len()];
+        let code =
+            "let told = is_told(in_flight); fn what_is_told_is_not_counted() { Flight.lookup() }";
+        count_fading(code, &mut counts);
+        let of = |word| FADING.iter().position(|(known, ..)| *known == word);
+        let count = |word| of(word).map(|at| counts[at]);
+        assert_eq!(count("told"), Some(2));
+        assert_eq!(count("flight"), Some(1));
+        assert_eq!(count("look"), Some(0));
     }
 
     #[test]

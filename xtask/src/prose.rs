@@ -7,14 +7,6 @@ use std::path::{Path, PathBuf};
 /// Beginnings of sentences that are refused in comments and docstrings.
 const BEGINNINGS: &[&str] = &["Who", "Whoever", "What"];
 
-/// Parts of paths where this many such sentences are left at most; the number may only shrink.
-const LEFT: &[(&[&str], usize)] = &[
-    (&["/autotune", "-autotune/"], 13),
-    (&["/doctor", "-doctor/"], 29),
-    (&["/hang", "-diagnosis/"], 39),
-    (&["/timeline", "-timeline/"], 32),
-];
-
 /// Texts of former names that strings, scripts and pages may not use, and the name to use.
 const TEXTS: &[(&str, &str)] = &[
     ("HOROVODRUN_LEASH", "HOROVODRUN_PARENT_WATCH"),
@@ -28,29 +20,13 @@ const MAY_NAME: &[&str] = &["xtask/src/prose.rs", "CHANGELOG.md", "CONTRIBUTING.
 /// Complaints about the sentences in all source files, and about former names in all files.
 pub(crate) fn check(root: &Path, tracked: &[PathBuf]) -> Vec<String> {
     let mut complaints = Vec::new();
-    let mut left = vec![0; LEFT.len()];
     for path in tracked {
         let Ok(text) = std::fs::read_to_string(root.join(path)) else {
             continue; // not text
         };
         let name = path.display().to_string();
-        let sentences = check_sentences(&name, &text);
-        let is_in = |(parts, _): &(&[&str], usize)| {
-            name.starts_with("crates/") && parts.iter().any(|part| name.contains(part))
-        };
-        match LEFT.iter().position(is_in) {
-            Some(at) => left[at] += sentences.len(),
-            None => complaints.extend(sentences),
-        }
+        complaints.extend(check_sentences(&name, &text));
         complaints.extend(check_names(&name, &text));
-    }
-    for ((parts, limit), found) in LEFT.iter().zip(left) {
-        if found > *limit {
-            complaints.push(format!(
-                "xtask/src/prose.rs: LEFT: {parts:?}: {found} sentences begin with {BEGINNINGS:?}, not {limit}: the \
-                 number may only shrink"
-            ));
-        }
     }
     complaints
 }

@@ -11,7 +11,7 @@ const PROOF: f64 = 2.365;
 /// Least gain worth leaving the defaults for: the logarithm of 1.02.
 const WORTHWHILE: f64 = 0.019_802_627;
 
-/// Who runs a leg.
+/// The settings of a leg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Defaults,
@@ -36,7 +36,7 @@ pub(crate) struct AbComparison {
 }
 
 impl AbComparison {
-    /// Who runs next: A B B A, so that neither is always first.
+    /// The next side: A B B A, so that neither is always first.
     pub(crate) fn next_side(&self) -> Side {
         match self.legs.len() % 4 {
             0 | 3 => Side::Defaults,

@@ -17,7 +17,7 @@ pub(crate) struct Observation {
     pub(crate) noise: f64,
 }
 
-/// What is chosen by likelihood: how far values reach, and how much they vary.
+/// Hyperparameters, chosen by likelihood: length scale, amplitude and noise.
 #[derive(Clone, Copy)]
 struct Shape {
     length: f64,

@@ -8,7 +8,7 @@ use horovod_protocol::Time;
 /// Names that are counted at a time. A job whose names never repeat reaches it; then counting begins anew.
 const NAMES_MAX: usize = 1 << 16;
 
-/// What one sample saw.
+/// Measurements of one sample.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Sample {
     /// Bytes reduced.
@@ -97,7 +97,7 @@ impl Meter {
         (sample.bytes > 0).then_some(sample)
     }
 
-    /// What ended a sample begins the next one.
+    /// Begins a sample with the execution that ended the previous one.
     fn begin<'a>(&mut self, now: Time, names: impl Iterator<Item = &'a Arc<str>>) {
         self.seen.clear();
         self.bytes = 0;

@@ -47,7 +47,7 @@ pub(crate) enum Phase {
     Best,
 }
 
-/// What there is to report.
+/// News for the report.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum News {
     WarmingUp {
@@ -60,7 +60,7 @@ pub(crate) enum News {
     },
 }
 
-/// What to do after a sample.
+/// Next step after a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Measure on with the same values.
@@ -131,7 +131,7 @@ impl Search {
         }
     }
 
-    /// What happened since the last call.
+    /// News since the last call.
     pub(crate) fn take_news(&mut self) -> Vec<News> {
         std::mem::take(&mut self.news)
     }
@@ -292,7 +292,7 @@ impl Search {
         let Some((expected, point)) = best else {
             return self.finish(origin, self.rounds.first().map(|r| r.score));
         };
-        // What makes no difference stays as it was.
+        // A parameter that makes no difference keeps its value.
         let (mut challenger, mut expected) = (point.clone(), expected);
         for axis in 0..origin.0.len() {
             let mut simpler = challenger.clone();
@@ -340,7 +340,7 @@ impl Search {
         if outcome.challenger_won {
             return self.finish(challenger, Some(outcome.challenger));
         }
-        // Whoever lost may have been overrated: the next challenger is chosen knowing that.
+        // The loser may have been overrated: the choice of the next challenger takes this round into account.
         self.rounds.retain(|round| round.point != challenger);
         self.rounds.push(Round {
             point: challenger,

@@ -17,7 +17,7 @@ struct Machine {
     disturbance: Disturbance,
 }
 
-/// What disturbs measurements.
+/// Disturbances of measurements.
 #[derive(Clone, Copy, Debug)]
 struct Disturbance {
     /// Standard deviation of a sample.

@@ -221,7 +221,7 @@ impl Space {
         Point(self.axes.iter().map(|axis| axis.origin).collect())
     }
 
-    /// What to run with at a point.
+    /// The settings at a point.
     pub(crate) fn values(&self, point: &Point) -> Values {
         let mut values = self.defaults;
         for (axis, &level) in self.axes.iter().zip(&point.0) {

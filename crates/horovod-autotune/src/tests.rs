@@ -58,7 +58,7 @@ fn run(tuner: &mut Autotuner, step: impl Fn(&Values) -> u64) -> Values {
         now += step(&values);
         let execution = allreduce(ProcessSetId::GLOBAL, "gradient", 1 << 20);
         if let Some(next) = tuner.observe(Time(now), &execution) {
-            // What still runs under the old values does not count.
+            // Executions under the old values do not count.
             now += 1;
             assert_eq!(tuner.observe(Time(now), &execution), None);
             values = next;

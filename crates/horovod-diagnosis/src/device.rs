@@ -67,11 +67,11 @@ pub struct DeviceWatch {
     /// When others are to know of an operation that does not end, and when that ends the job; in milliseconds.
     tell_after: Option<u64>,
     end_after: Option<u64>,
-    told: Option<Told>,
+    reported: Option<Reported>,
 }
 
 #[derive(Debug)]
-struct Told {
+struct Reported {
     seq: u64,
     /// How long the GPU had been at it: if that is less now, it is at another part of the operation.
     ms: u64,
@@ -81,7 +81,7 @@ struct Told {
     gives_up_at: Option<u64>,
 }
 
-/// What a rank has to do about its GPU.
+/// Action of a rank about its GPU.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Watched {
     /// Tell rank 0.
@@ -97,29 +97,31 @@ impl DeviceWatch {
         Self {
             tell_after,
             end_after,
-            told: None,
+            reported: None,
         }
     }
 
-    /// Look at what the GPU is at. `is_alone`: nobody else can say more about it.
-    pub fn look(&mut self, now: u64, at: Option<&OnDevice>, is_alone: bool) -> Option<Watched> {
-        let told = self.told.take();
+    /// Checks the GPU's present work. `is_alone`: no other rank can add to the finding.
+    pub fn check(&mut self, now: u64, at: Option<&OnDevice>, is_alone: bool) -> Option<Watched> {
+        let reported = self.reported.take();
         let at = at?;
-        let told = told.filter(|told| told.seq == at.seq && told.ms <= at.ms);
-        let gives_up_at = told.as_ref().and_then(|told| told.gives_up_at);
+        let reported = reported.filter(|reported| reported.seq == at.seq && reported.ms <= at.ms);
+        let gives_up_at = reported.as_ref().and_then(|reported| reported.gives_up_at);
         let is_over = |after: Option<u64>| after.is_some_and(|after| at.ms >= after);
         let ends = is_over(self.end_after);
         if gives_up_at.is_some_and(|deadline| now >= deadline) || (ends && is_alone) {
             return Some(Watched::GiveUp(own_words(at)));
         }
-        let is_due = told.as_ref().is_none_or(|told| now >= told.again_at);
+        let is_due = reported
+            .as_ref()
+            .is_none_or(|reported| now >= reported.again_at);
         let tells = (ends && gives_up_at.is_none()) || (is_over(self.tell_after) && is_due);
         if !tells {
-            self.told = told;
+            self.reported = reported;
             return None;
         }
-        let pause = told.map_or(REPEAT_MS, |told| told.pause.saturating_mul(2));
-        self.told = Some(Told {
+        let pause = reported.map_or(REPEAT_MS, |reported| reported.pause.saturating_mul(2));
+        self.reported = Some(Reported {
             seq: at.seq,
             ms: at.ms,
             again_at: now.saturating_add(pause),
@@ -168,7 +170,7 @@ pub(crate) struct RankPlace {
     pub(crate) standing: Option<Standing>,
 }
 
-/// What is known of an operation that does not end.
+/// Findings about an operation that does not end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceDiagnosis {
     pub(crate) complaint: Complaint,
@@ -198,7 +200,7 @@ pub struct DeviceInquiry {
     question: u64,
     complaint: Option<(Rank, Complaint)>,
     asked: Option<Asked>,
-    /// What was found out about last, and when.
+    /// The last finding, and its time.
     known: Option<(Complaint, u64)>,
 }
 
@@ -211,7 +213,7 @@ struct Asked {
     deadline: u64,
 }
 
-/// What rank 0 has to do.
+/// Action of rank 0.
 #[derive(Debug, PartialEq, Eq)]
 pub enum DeviceStep {
     /// Ask these ranks, and pass on what they say.
@@ -253,7 +255,7 @@ impl DeviceInquiry {
         if self.known.as_ref().is_some_and(is_known) {
             return;
         }
-        // What comes first in the order holds up the rest.
+        // The first complaint in the order holds up the rest.
         let comes_before = |(_, other): &(Rank, Complaint)| {
             (!other.ends, other.seq) <= (!complaint.ends, complaint.seq)
         };
@@ -394,13 +396,13 @@ mod tests {
     #[test]
     fn a_rank_tells_in_time_again_ever_less_often_and_once_more_before_the_end() {
         let mut watch = DeviceWatch::new(Some(10_000), Some(600_000));
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for now in (0..599_000).step_by(1000) {
             let at = at(7, Phase::Runs, now);
-            told.extend(tells(watch.look(now, Some(&at), false)).map(|(_, ends)| (now, ends)));
+            reported.extend(tells(watch.check(now, Some(&at), false)).map(|(_, ends)| (now, ends)));
         }
         assert_eq!(
-            told,
+            reported,
             [
                 (10_000, false),
                 (70_000, false),
@@ -408,10 +410,10 @@ mod tests {
                 (430_000, false)
             ]
         );
-        let mut look = |now| watch.look(now, Some(&at(7, Phase::Runs, now)), false);
-        assert_eq!(tells(look(600_000)), Some((7, true)));
-        assert_eq!(tells(look(600_000 + GRACE_MS - 1)), None);
-        let Some(Watched::GiveUp(text)) = look(600_000 + GRACE_MS) else {
+        let mut check = |now| watch.check(now, Some(&at(7, Phase::Runs, now)), false);
+        assert_eq!(tells(check(600_000)), Some((7, true)));
+        assert_eq!(tells(check(600_000 + GRACE_MS - 1)), None);
+        let Some(Watched::GiveUp(text)) = check(600_000 + GRACE_MS) else {
             panic!("rank 0 did nothing")
         };
         assert!(text.contains("op7 has been on the GPU for 610 s"), "{text}");
@@ -422,13 +424,13 @@ mod tests {
         let mut watch = DeviceWatch::new(None, Some(1000));
         let copies_in = at(7, Phase::AwaitsInputs, 1000);
         assert_eq!(
-            tells(watch.look(0, Some(&copies_in), false)),
+            tells(watch.check(0, Some(&copies_in), false)),
             Some((7, true))
         );
         let copies_out = at(7, Phase::Runs, 1);
-        assert_eq!(tells(watch.look(GRACE_MS, Some(&copies_out), false)), None);
+        assert_eq!(tells(watch.check(GRACE_MS, Some(&copies_out), false)), None);
         assert_eq!(
-            tells(watch.look(2 * GRACE_MS, Some(&copies_out), false)),
+            tells(watch.check(2 * GRACE_MS, Some(&copies_out), false)),
             None
         );
     }
@@ -437,20 +439,20 @@ mod tests {
     fn what_ends_in_time_is_forgotten() {
         let mut watch = DeviceWatch::new(None, Some(1000));
         assert_eq!(
-            tells(watch.look(0, Some(&at(1, Phase::Runs, 1000)), false)),
+            tells(watch.check(0, Some(&at(1, Phase::Runs, 1000)), false)),
             Some((1, true))
         );
-        assert_eq!(tells(watch.look(1, None, false)), None);
+        assert_eq!(tells(watch.check(1, None, false)), None);
         assert_eq!(
-            tells(watch.look(2, Some(&at(2, Phase::Runs, 1)), false)),
+            tells(watch.check(2, Some(&at(2, Phase::Runs, 1)), false)),
             None
         );
         assert_eq!(
-            tells(watch.look(9000, Some(&at(2, Phase::Runs, 999)), false)),
+            tells(watch.check(9000, Some(&at(2, Phase::Runs, 999)), false)),
             None
         );
         assert_eq!(
-            tells(watch.look(9001, Some(&at(2, Phase::Runs, 1000)), false)),
+            tells(watch.check(9001, Some(&at(2, Phase::Runs, 1000)), false)),
             Some((2, true))
         );
     }
@@ -460,11 +462,11 @@ mod tests {
         let mut watch = DeviceWatch::new(Some(1000), None);
         let forever = at(1, Phase::Runs, u64::MAX);
         assert_eq!(
-            tells(watch.look(u64::MAX - 1, Some(&forever), true)),
+            tells(watch.check(u64::MAX - 1, Some(&forever), true)),
             Some((1, false))
         );
         let mut watch = DeviceWatch::new(None, Some(1000));
-        let stuck = watch.look(5, Some(&at(1, Phase::AwaitsInputs, 1000)), true);
+        let stuck = watch.check(5, Some(&at(1, Phase::AwaitsInputs, 1000)), true);
         assert!(matches!(stuck, Some(Watched::GiveUp(_))));
     }
 

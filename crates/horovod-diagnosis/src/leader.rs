@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use horovod_protocol::Rank;
 
-use super::verdict::{Diagnosis, Kind, Late, Look, conclude};
+use super::verdict::{Diagnosis, Kind, Late, Observation, conclude};
 use super::{Key, Standing};
 
 /// Ranks asked at a time. Every rank that is asked stops nobody, but a report of hundreds helps nobody either.
@@ -17,7 +17,7 @@ const REPEAT_MS: u64 = 60_000;
 /// Looks at one stall until the first report.
 const LOOKS: u64 = 3;
 
-/// What is to be done now.
+/// Next action.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
     /// Ask these ranks, and pass on what they say.
@@ -37,28 +37,28 @@ pub struct Leader {
     /// A stall is told when it has lasted for about so long.
     after_ms: u64,
     look_at: u64,
-    first: Option<Look>,
+    first: Option<Observation>,
     /// Operations that the last verdict took for deadlocked, proven or not.
     suspected: Vec<Key>,
     asked: Option<Asked>,
     question: u64,
-    told: Option<Told>,
+    reported: Option<Reported>,
 }
 
 #[derive(Debug)]
 struct Asked {
-    look: Look,
+    observation: Observation,
     deadline: u64,
 }
 
 impl Asked {
     fn is_complete(&self) -> bool {
-        self.look.answers.values().all(Option::is_some)
+        self.observation.answers.values().all(Option::is_some)
     }
 }
 
 #[derive(Debug)]
-struct Told {
+struct Reported {
     what: BTreeSet<(Key, Vec<(Rank, Kind)>)>,
     again_at: u64,
     pause: u64,
@@ -75,7 +75,7 @@ impl Leader {
             suspected: Vec::new(),
             asked: None,
             question: 0,
-            told: None,
+            reported: None,
         }
     }
 
@@ -96,7 +96,7 @@ impl Leader {
     pub fn answered(&mut self, question: u64, rank: Rank, standing: Standing) {
         if let Some(asked) = &mut self.asked
             && question == self.question
-            && let Some(answer) = asked.look.answers.get_mut(&rank)
+            && let Some(answer) = asked.observation.answers.get_mut(&rank)
         {
             *answer = Some(standing);
         }
@@ -108,9 +108,9 @@ impl Leader {
             if !asked.is_complete() && now < asked.deadline {
                 return None;
             }
-            let look = self.asked.take()?.look;
+            let observation = self.asked.take()?.observation;
             return self
-                .looked(now, look)
+                .compare(now, observation)
                 .map(|diagnosis| Step::Report(Box::new(diagnosis)));
         }
         if now < self.look_at {
@@ -121,13 +121,13 @@ impl Leader {
         if late.is_empty() {
             self.first = None;
             self.suspected.clear();
-            self.told = None;
+            self.reported = None;
             return None;
         }
         let ranks = whom_to_ask(&late);
         self.question += 1;
         self.asked = Some(Asked {
-            look: Look {
+            observation: Observation {
                 at_ms: now,
                 late,
                 answers: ranks.iter().map(|rank| (*rank, None)).collect(),
@@ -138,9 +138,9 @@ impl Leader {
         Some(Step::Ask { question, ranks })
     }
 
-    fn looked(&mut self, now: u64, look: Look) -> Option<Diagnosis> {
-        let first = self.first.replace(look.clone())?;
-        let mut diagnosis = conclude(&first, look);
+    fn compare(&mut self, now: u64, observation: Observation) -> Option<Diagnosis> {
+        let first = self.first.replace(observation.clone())?;
+        let mut diagnosis = conclude(&first, observation);
         // A thread that reads a file is as idle as one that waits, but perhaps not for two verdicts in a row.
         let suspected = std::mem::replace(&mut self.suspected, diagnosis.deadlocked.clone());
         let proven = std::mem::take(&mut diagnosis.proven);
@@ -164,12 +164,12 @@ impl Leader {
             .collect();
         let keys = diagnosis.late.all().map(super::verdict::key);
         let what: BTreeSet<_> = keys.map(|key| (key, kinds.clone())).collect();
-        let pause = match &self.told {
-            Some(told) if told.what == what && now < told.again_at => return false,
-            Some(told) => told.pause.saturating_mul(2),
+        let pause = match &self.reported {
+            Some(reported) if reported.what == what && now < reported.again_at => return false,
+            Some(reported) => reported.pause.saturating_mul(2),
             None => REPEAT_MS,
         };
-        self.told = Some(Told {
+        self.reported = Some(Reported {
             what,
             again_at: now.saturating_add(pause),
             pause,
@@ -217,7 +217,7 @@ mod tests {
 
     /// Let `a` wait from the start; when reports came, in milliseconds, until `end`.
     fn reports(leader: &mut Leader, end: u64, answers: bool) -> Vec<u64> {
-        let mut told = Vec::new();
+        let mut reports_at = Vec::new();
         let mut now = 0;
         while now < end {
             now = leader.deadline().max(now);
@@ -228,30 +228,30 @@ mod tests {
                         leader.answered(question, rank, standing());
                     }
                 }
-                Some(Step::Report(_)) => told.push(now),
+                Some(Step::Report(_)) => reports_at.push(now),
                 None => {}
             }
             if answers && let Some(Step::Report(_)) = leader.poll(now, |_| Late::default()) {
-                told.push(now);
+                reports_at.push(now);
             }
         }
-        told
+        reports_at
     }
 
     #[test]
     fn a_stall_is_told_in_time_and_then_less_and_less_often() {
-        let told = reports(&mut Leader::new(9000), 600_000, true);
+        let reports_at = reports(&mut Leader::new(9000), 600_000, true);
         assert_eq!(
-            told[0], 6000,
+            reports_at[0], 6000,
             "two looks, 3000 apart, the first when it has waited for 3000"
         );
-        assert_eq!(told.len(), 4, "{told:?}");
+        assert_eq!(reports_at.len(), 4, "{reports_at:?}");
     }
 
     #[test]
     fn ranks_that_do_not_answer_do_not_hold_up_the_report() {
-        let told = reports(&mut Leader::new(9000), 60_000, false);
-        assert!(told[0] <= 9000 + ANSWERS_TIMEOUT_MS, "{told:?}");
+        let reports_at = reports(&mut Leader::new(9000), 60_000, false);
+        assert!(reports_at[0] <= 9000 + ANSWERS_TIMEOUT_MS, "{reports_at:?}");
     }
 
     #[test]
@@ -304,8 +304,8 @@ mod tests {
                     leader.answered(question, Rank(0), waits("a"));
                     leader.answered(question, Rank(1), waits("b"));
                 }
-                if let Some(Step::Report(told)) = leader.poll(now, |_| Late::default()) {
-                    assert_eq!(told.deadlocked.len(), 2, "and not before");
+                if let Some(Step::Report(diagnosis)) = leader.poll(now, |_| Late::default()) {
+                    assert_eq!(diagnosis.deadlocked.len(), 2, "and not before");
                     return now;
                 }
             }

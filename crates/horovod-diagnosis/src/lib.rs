@@ -1,9 +1,8 @@
-//! The diagnosis of stalled jobs: each rank describes itself twice, rank 0 concludes who holds up whom. And that of
-//! [`replicas`] that differ.
+//! The diagnosis of stalled jobs: each rank describes itself twice, and rank 0 concludes which ranks hold up others.
+//! Also the comparison of [`replicas`] that differ.
 //!
-//! A rank is asked only while some tensor waits for it. What it answers is cheap to find out, and never needs the
-//! threads that may be stuck: names from the engine, runnable time from the system, and stacks from whoever
-//! registered a [`Stacks`].
+//! Rank 0 asks a rank only while some tensor waits for that rank. The answer is cheap, and never needs the threads that
+//! may be stuck: names come from the engine, runnable time from the system, and stacks from a registered [`Stacks`].
 #![forbid(unsafe_code)]
 
 mod device;
@@ -84,7 +83,7 @@ pub fn stacks() -> Option<Arc<Stacks>> {
 /// A pending operation by the number of its process set and its name.
 pub type Key = (u32, Arc<str>);
 
-/// What one rank says of itself.
+/// State of one rank, by itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// Its process.
@@ -148,19 +147,19 @@ impl Seen {
     }
 }
 
-/// What one rank says of its waits alone, at once.
+/// The waits of one rank alone, without delay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Brief {
     /// As of a [`Standing`], and all waits are listed here.
     pub blocked: bool,
-    /// What its threads wait for; with the handle where the wait is a soft one, else 0.
+    /// Keys that its threads wait for; with the handle where the wait is a soft one, else 0.
     pub waits_for: Vec<(Key, u64)>,
     /// For each key of the question, whether this rank has asked for it.
     pub pending: Vec<bool>,
 }
 
 impl Brief {
-    /// Keep what a message may hold. Who waits for more than can be told is not known to stand still.
+    /// Truncates to the limits of a message. A rank with more waits than fit does not count as stuck.
     pub fn bounded(mut self) -> Self {
         self.blocked &= self.waits_for.len() <= NAMES_MAX;
         self.waits_for.truncate(NAMES_MAX);

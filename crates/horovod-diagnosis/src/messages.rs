@@ -22,7 +22,7 @@ const COMPLAINT: u8 = 0xA6;
 /// Longest name of an operation in an answer.
 const NAME_MAX: usize = 4096;
 
-/// What ranks say to each other about a stall.
+/// Messages between ranks about a stall.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// Rank 0 wants to know.
@@ -53,7 +53,7 @@ pub enum Message {
     Brief {
         /// Which question.
         question: u64,
-        /// What it waits for.
+        /// The rank's waits.
         brief: Brief,
     },
     /// Rank 0 ends a soft wait: this rank, among others, waits for this operation.

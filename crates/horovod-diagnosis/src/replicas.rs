@@ -80,8 +80,8 @@ mod tests {
     fn reports_are_numbered_by_set_and_key_and_bounded() {
         let mut numbers = Numbers::default();
         let mut number = |set, key| numbers.take(ProcessSetId(set), key);
-        let said = [number(0, 7), number(0, 7), number(1, 7), number(0, 8)];
-        assert_eq!(said, [Some(0), Some(1), Some(0), Some(0)]);
+        let numbers = [number(0, 7), number(0, 7), number(1, 7), number(0, 8)];
+        assert_eq!(numbers, [Some(0), Some(1), Some(0), Some(0)]);
         for key in 0..OPTIMIZERS_MAX as u64 {
             number(2, key);
         }

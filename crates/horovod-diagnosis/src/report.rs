@@ -10,12 +10,12 @@ use super::{Key, Standing, Unfinished};
 
 /// Requests, culprits and names told; of more only the number.
 pub(super) const SHOWN_MAX: usize = 8;
-/// What a GPU has not been at for longer is no news.
+/// Work of a GPU for less than this is not reported.
 const GPU_SHOWN_FROM_MS: u64 = 1000;
 /// Ranks of a list told one by one.
 const RANKS_SHOWN_MAX: usize = 12;
 
-/// What a report says of the job.
+/// A report's facts about the job.
 pub struct JobView<'a> {
     /// Where control links are.
     pub tree: &'a Tree,
@@ -168,7 +168,7 @@ fn state_of(culprit: &Culprit) -> String {
     }
 }
 
-/// What its GPU has been at for long: a script that waits for its GPU waits for that.
+/// The GPU's work if it takes long: a script that waits for its GPU waits for that work.
 fn gpu_of(standing: &Standing) -> String {
     let device = standing.device.as_ref();
     let at = device.and_then(|device| device.at.as_ref());
@@ -182,7 +182,7 @@ fn gpu_of(standing: &Standing) -> String {
     }
 }
 
-/// What comes of a silent rank.
+/// The expected end of a silent rank.
 fn outlook(d: &Diagnosis, job: &JobView<'_>, rank: Rank) -> String {
     let is_silent = |rank: &Rank| {
         let mut culprits = d.culprits.iter();
@@ -414,8 +414,8 @@ mod tests {
     #[test]
     fn what_a_gpu_has_been_at_for_long_is_told() {
         let mut d = diagnosis(Kind::Elsewhere);
-        let says = |d: &Diagnosis| rendered(d, &Tree::star(20), None).contains("its GPU has been");
-        for (ms, is_told) in [(999, false), (1000, true), (61_000, true)] {
+        let shows = |d: &Diagnosis| rendered(d, &Tree::star(20), None).contains("its GPU has been");
+        for (ms, is_shown) in [(999, false), (1000, true), (61_000, true)] {
             let at = OnDevice {
                 seq: 3,
                 key: (0, "grad.7".into()),
@@ -426,7 +426,7 @@ mod tests {
                 given: Some(4),
                 at: Some(at),
             });
-            assert_eq!(says(&d), is_told);
+            assert_eq!(shows(&d), is_shown);
         }
         let text = rendered(&d, &Tree::star(20), None);
         assert!(
@@ -441,7 +441,7 @@ mod tests {
         let lines = |d: &Diagnosis| rendered(d, &Tree::star(20), None);
         let text = lines(&d);
         assert!(!text.contains("agreed on") && !text.contains("callbacks"));
-        let mut says = |count, names: &[&str], callbacks| {
+        let mut shows = |count, names: &[&str], callbacks| {
             let names = names.iter().map(|name| (0, Arc::from(*name))).collect();
             d.culprits[0].standing.as_mut().unwrap().in_hand = Unfinished {
                 count,
@@ -450,10 +450,10 @@ mod tests {
             };
             lines(&d)
         };
-        let text = says(3, &["grad.1", "grad.2"], 0);
+        let text = shows(3, &["grad.1", "grad.2"], 0);
         let line = "agreed on and not completed: 3, among them grad.1, grad.2\n";
         assert!(text.contains(line) && !text.contains("callbacks"), "{text}");
-        let text = says(1, &[], 2);
+        let text = shows(1, &[], 2);
         assert!(text.contains("not completed: 1\n"), "{text}");
         assert!(
             text.contains("callbacks that have not returned: 2\n"),
@@ -464,10 +464,10 @@ mod tests {
     #[test]
     fn a_stack_is_pointed_at_only_where_there_is_one() {
         let mut d = diagnosis(Kind::Elsewhere);
-        let says = |d: &Diagnosis| rendered(d, &Tree::star(20), None).contains("stack above");
-        assert!(says(&d));
+        let shows = |d: &Diagnosis| rendered(d, &Tree::star(20), None).contains("stack above");
+        assert!(shows(&d));
         d.culprits[0].standing = None;
-        assert!(!says(&d));
+        assert!(!shows(&d));
     }
 
     #[test]

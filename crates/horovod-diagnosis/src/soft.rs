@@ -28,15 +28,15 @@ const ASKED_PER_REQUEST_MAX: usize = 8;
 /// Ranks asked at a time.
 const ASKED_MAX: usize = 128;
 
-/// What the coordinator knows of pending requests.
+/// The coordinator's pending requests.
 pub trait Requests {
     /// Whether something may wait for any of these ranks.
     fn lacks_any(&mut self, ranks: &BTreeSet<Rank>) -> bool;
-    /// What waits, each with a number that no other request ever has.
+    /// Pending requests, each with a number that no other request ever has.
     fn incomplete(&mut self) -> Vec<(u64, StalledRequest)>;
 }
 
-/// What is to be done now.
+/// Next action.
 #[derive(Debug, PartialEq, Eq)]
 pub enum SoftStep {
     /// Ask these ranks what they wait for, and whether they have asked for these.
@@ -57,7 +57,7 @@ pub struct LetGo {
     pub rank: Rank,
     /// The handle that it waits for.
     pub handle: u64,
-    /// What others wait for, and one of them.
+    /// The awaited operation, and one rank that waits for it.
     pub name: Arc<str>,
     /// That one.
     pub waits: Rank,
@@ -66,7 +66,7 @@ pub struct LetGo {
 /// Rank 0's part.
 #[derive(Debug, Default)]
 pub struct SoftWatch {
-    /// Who waits softly, and has for a while.
+    /// Ranks that have waited softly for a while.
     waiting: BTreeSet<Rank>,
     look_at: Option<u64>,
     looked_at: u64,
@@ -80,9 +80,9 @@ pub struct SoftWatch {
 #[derive(Debug)]
 struct Asked {
     deadline: u64,
-    /// What was pending when the question was asked.
+    /// Requests pending when the question was asked.
     before: Vec<(u64, StalledRequest)>,
-    /// What each was asked about; empty in the first question.
+    /// Keys in the question to each rank; empty in the first question.
     keys: BTreeMap<Rank, Vec<Key>>,
     is_second: bool,
     answers: BTreeMap<Rank, Option<Brief>>,
@@ -146,12 +146,12 @@ impl SoftWatch {
             return None;
         }
         match self.asked.take() {
-            Some(asked) => self.heard(now, asked, requests),
-            None => self.look(now, requests),
+            Some(asked) => self.on_answers(now, asked, requests),
+            None => self.begin(now, requests),
         }
     }
 
-    fn look(&mut self, now: u64, requests: &mut impl Requests) -> Option<SoftStep> {
+    fn begin(&mut self, now: u64, requests: &mut impl Requests) -> Option<SoftStep> {
         (self.look_at, self.looked_at, self.news) = (None, now, false);
         if !requests.lacks_any(&self.waiting) {
             return None;
@@ -188,7 +188,12 @@ impl SoftWatch {
         Some(step)
     }
 
-    fn heard(&mut self, now: u64, asked: Asked, requests: &mut impl Requests) -> Option<SoftStep> {
+    fn on_answers(
+        &mut self,
+        now: u64,
+        asked: Asked,
+        requests: &mut impl Requests,
+    ) -> Option<SoftStep> {
         let Asked {
             before,
             keys,
@@ -272,9 +277,9 @@ fn whom_to_ask(requests: &[(u64, StalledRequest)], round: usize) -> BTreeSet<Ran
 
 /// Ranks that wait for each other, and how to have one of the requests go on.
 struct Circle {
-    /// What can never complete, and which of those that stand still it lacks.
+    /// Requests that can never complete, and the stuck ranks that each of them lacks.
     stuck: BTreeMap<Key, Vec<Rank>>,
-    /// What can once these soft waits have ended, with the fewest of them.
+    /// A request that can complete once these soft waits have ended, with the fewest of them.
     key: Key,
     blockers: Vec<Rank>,
 }
@@ -285,7 +290,7 @@ impl Circle {
         briefs: &BTreeMap<Rank, Brief>,
         lacks: impl Fn(Rank, &Key, &Brief) -> bool,
     ) -> Option<Self> {
-        // What a rank waits for counts only if it is the very request that the coordinator knows.
+        // A rank's wait counts only if it is for the very request that the coordinator knows.
         let waits: BTreeMap<Rank, Vec<Key>> = briefs
             .iter()
             .filter(|(rank, brief)| {
@@ -333,21 +338,21 @@ impl Circle {
         })
     }
 
-    /// What to ask in order to be sure: those who stand still, and all that are known to wait softly and whom the
-    /// request lacks that shall go on.
+    /// Questions for certainty: to the stuck ranks, and to all that are known to wait softly and that the request to be
+    /// resumed lacks.
     fn questions(
         &self,
         requests: &[(u64, StalledRequest)],
         waiting: &BTreeSet<Rank>,
     ) -> BTreeMap<Rank, Vec<Key>> {
         let mut questions: BTreeMap<Rank, Vec<Key>> = BTreeMap::new();
-        let held = self.stuck.values().flatten().copied();
+        let stuck = self.stuck.values().flatten().copied();
         let request = requests
             .iter()
             .find(|(_, request)| key(request) == self.key);
         let lacks = request.iter().flat_map(|(_, request)| &request.missing);
         let more = lacks.filter(|rank| waiting.contains(rank)).copied();
-        for rank in held.chain(more) {
+        for rank in stuck.chain(more) {
             if questions.len() < ASKED_MAX {
                 questions.entry(rank).or_default();
             }

@@ -25,7 +25,7 @@ pub fn stall_report(bytes: &[u8]) {
     let [who, rest @ ..] = bytes else { return };
     let mut plan = rest;
     let mut leader = Leader::new(9000);
-    // Who waits for whom is what rank 0 itself has counted.
+    // Rank 0 itself has counted the waits.
     let request = |name: &str, missing: u8, now: u64| StalledRequest {
         set: ProcessSetId(0),
         name: Arc::from(name),
@@ -73,7 +73,7 @@ pub fn stall_report(bytes: &[u8]) {
     gpu_reports(&mut plan);
 }
 
-/// What ranks say of GPUs that do not end something, and what they answer.
+/// Messages of ranks about GPUs whose work does not end, and their answers.
 fn gpu_reports(plan: &mut &[u8]) {
     let mut inquiry = DeviceInquiry::default();
     let host_of = |rank: Rank| format!("h{rank}");

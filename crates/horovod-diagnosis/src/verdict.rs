@@ -12,21 +12,21 @@ const BUSY_PART: u64 = 5;
 /// as work here. One that waits is runnable for a part in 1000.
 const BUSY_PART_UNSEEN: u64 = 20;
 
-/// What was seen at one time.
+/// Observations at one time.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Look {
+pub(crate) struct Observation {
     /// In milliseconds, of any clock.
     pub(crate) at_ms: u64,
-    /// What some ranks wait for.
+    /// Operations that some ranks wait for.
     pub(crate) late: Late,
-    /// Who was asked, and what it said in time.
+    /// The asked ranks, with their answers if those came in time.
     pub(crate) answers: BTreeMap<Rank, Option<Standing>>,
 }
 
-/// What has taken long.
+/// Operations that have taken long.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Late {
-    /// What some members have asked for and others have not.
+    /// Requests that some members have made and others have not.
     pub requests: Vec<StalledRequest>,
     /// A collective of rank 0 that all have agreed on and that does not end; `missing` are its other members.
     pub running: Option<StalledRequest>,
@@ -66,7 +66,7 @@ pub(crate) enum Kind {
 pub(crate) struct Culprit {
     pub(crate) rank: Rank,
     pub(crate) kind: Kind,
-    /// What the others wait for.
+    /// Keys that the others wait for.
     pub(crate) lacks: Vec<Key>,
     pub(crate) standing: Option<Standing>,
 }
@@ -78,7 +78,7 @@ impl Culprit {
     }
 }
 
-/// What two looks tell.
+/// Conclusion from two observations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnosis {
     pub(crate) late: Late,
@@ -112,7 +112,7 @@ pub(crate) fn key(request: &StalledRequest) -> Key {
 }
 
 /// Compare what was seen twice. Only what stood still in between counts.
-pub(crate) fn conclude(first: &Look, second: Look) -> Diagnosis {
+pub(crate) fn conclude(first: &Observation, second: Observation) -> Diagnosis {
     let before: BTreeSet<Key> = first.late.all().map(key).collect();
     let mut late = second.late;
     late.retain(|request| before.contains(&key(request)));
@@ -233,7 +233,7 @@ pub(super) fn stuck(
     loop {
         let can_come = |rank: &Rank| {
             waits_for.get(rank).is_none_or(|keys| {
-                // What is not known to stand still may complete any moment.
+                // A request not known to be stuck may complete any moment.
                 keys.is_empty() || keys.iter().any(|key| !stuck.contains(key))
             })
         };
@@ -283,12 +283,12 @@ mod tests {
         })
     }
 
-    fn look(
+    fn observe(
         at_ms: u64,
         requests: &[StalledRequest],
         answers: Vec<(u32, Option<Standing>)>,
-    ) -> Look {
-        Look {
+    ) -> Observation {
+        Observation {
             at_ms,
             late: Late {
                 requests: requests.to_vec(),
@@ -300,8 +300,8 @@ mod tests {
 
     fn twice(requests: &[StalledRequest], answers: Vec<(u32, Option<Standing>)>) -> Diagnosis {
         conclude(
-            &look(0, requests, answers.clone()),
-            look(5000, requests, answers),
+            &observe(0, requests, answers.clone()),
+            observe(5000, requests, answers),
         )
     }
 
@@ -337,13 +337,13 @@ mod tests {
         let of = |zero: Option<Standing>| vec![(0, zero), (1, waits_for(&["b"]))];
         let submits = |standing: Option<Standing>| standing.map(|s| Standing { submitted: 1, ..s });
         // Two looks at a distance of five seconds; a fifth of a core is computing.
-        let first = look(0, &requests, of(called_back(&["a"], 0)));
+        let first = observe(0, &requests, of(called_back(&["a"], 0)));
         for later in [
             called_back(&["a"], 1000),
             submits(called_back(&["a"], 0)),
             called_back(&["c"], 0),
         ] {
-            let d = conclude(&first, look(5000, &requests, of(later)));
+            let d = conclude(&first, observe(5000, &requests, of(later)));
             assert_ne!(kinds(&d)[0], (0, Kind::Diverged));
             assert_eq!(d.deadlocked, []);
         }
@@ -423,7 +423,10 @@ mod tests {
                 }),
             ),
         ];
-        let d = conclude(&look(0, &requests, first), look(5000, &requests, second));
+        let d = conclude(
+            &observe(0, &requests, first),
+            observe(5000, &requests, second),
+        );
         assert_eq!(
             kinds(&d),
             [
@@ -439,8 +442,8 @@ mod tests {
 
     #[test]
     fn what_came_up_between_the_looks_is_no_stall_yet() {
-        let first = look(0, &[request("a", &[0], &[1])], vec![(1, waits_for(&["b"]))]);
-        let second = look(9, &[request("b", &[1], &[0])], vec![(0, waits_for(&["a"]))]);
+        let first = observe(0, &[request("a", &[0], &[1])], vec![(1, waits_for(&["b"]))]);
+        let second = observe(9, &[request("b", &[1], &[0])], vec![(0, waits_for(&["a"]))]);
         let d = conclude(&first, second);
         assert_eq!((d.late.is_empty(), d.deadlocked.len()), (true, 0));
     }
@@ -454,7 +457,7 @@ mod tests {
             })
         };
         let answers = vec![(0, takes_part()), (1, takes_part()), (2, None)];
-        let mut first = look(0, &[], answers);
+        let mut first = observe(0, &[], answers);
         first.late.running = Some(request("a", &[0], &[1, 2]));
         let mut second = first.clone();
         second.at_ms = 5000;

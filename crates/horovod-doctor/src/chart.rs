@@ -10,7 +10,7 @@ use horovod_transport::probe::Obstacle;
 use super::facts::HostFacts;
 use super::talk::{Pace, Stood};
 
-/// What kind of job is to run.
+/// Description of the planned job.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct JobPlan {
     /// Number of ranks.
@@ -78,7 +78,7 @@ pub struct Chart {
     pub(crate) hosts: Vec<Patient>,
     /// From host to host: every address that was tried, in the order in which ranks would.
     pub(crate) routes: BTreeMap<(usize, usize), Vec<Tried>>,
-    /// Who measured, whom, and the result.
+    /// Results by measuring host and measured host.
     pub(crate) paces: BTreeMap<(usize, usize), Result<Pace, Obstacle>>,
     pub(crate) took: Duration,
 }

@@ -77,12 +77,12 @@ impl Framework {
     }
 }
 
-/// What `--check-build` says.
+/// Output of `--check-build`.
 #[derive(Debug)]
 pub struct BuildReport {
     /// The report, in Horovod's exact layout: programs read it.
     pub text: String,
-    /// What else the user is to know, before.
+    /// Notes for the user, printed before.
     pub notes: Vec<String>,
 }
 

@@ -1,6 +1,6 @@
 //! The agent's side of an examination: finds the answers.
 //!
-//! What takes time runs in threads of its own, so that the question for the time is answered at once.
+//! Slow checks run in threads of their own, so that a question for the time is answered at once.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

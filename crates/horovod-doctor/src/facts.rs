@@ -10,7 +10,7 @@ wired! {
     pub struct Space {
         /// All of it.
         pub size: u64,
-        /// What this user may still fill.
+        /// Bytes that this user may still write.
         pub free: u64,
     }
 }
@@ -46,7 +46,7 @@ wired! {
         pub horovod: Result<String, String>,
         /// Version of PyTorch, if it is installed.
         pub torch: Option<String>,
-        /// What is wrong with this package's installation.
+        /// The fault of this package's installation, if it is mixed.
         pub mixed: Option<String>,
         /// Version and file of CUDA's driver library, or why it cannot be used.
         pub cuda: Result<(String, String), String>,
@@ -81,7 +81,7 @@ wired! {
         pub tmp_folder: String,
         /// Its file system, or why it cannot be used.
         pub tmp: Result<Space, String>,
-        /// What ranks inherit.
+        /// Limits that ranks inherit.
         pub limits: Limits,
         /// First and last port that listeners get.
         pub ports: Option<(u32, u32)>,
@@ -91,11 +91,11 @@ wired! {
         pub python: Result<Python, String>,
         /// One line per GPU that `nvidia-smi` knows.
         pub gpus: Vec<String>,
-        /// What `nvidia-smi` complains about.
+        /// Error of `nvidia-smi`.
         pub gpu_problem: Option<String>,
         /// Pairs of GPUs that cannot read each other's memory, as `nvidia-smi` tells.
         pub gpus_apart: Vec<String>,
-        /// What this host calls itself.
+        /// This host's own name.
         pub hostname: String,
         /// Each name, this host's own first, and what it resolves to here.
         pub names: Vec<(String, Result<Vec<IpAddr>, String>)>,

@@ -17,10 +17,10 @@ use super::{check_build, preflight};
 /// Variables of an environment.
 pub type Variables = Vec<(OsString, OsString)>;
 
-/// What an agent knows of its own process.
+/// An agent's facts about its own process.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// What this machine calls itself.
+    /// This machine's own name.
     pub hostname: String,
     /// Where programs are searched.
     pub path: OsString,
@@ -54,7 +54,7 @@ except BaseException as error:
     say("problem", f"{type(error).__name__}: {error}")
 "#;
 
-/// What `nvidia-smi` may take; a broken driver makes it hang.
+/// Time limit of `nvidia-smi`; a broken driver makes it hang.
 const GPU_TIME: Duration = Duration::from_secs(3);
 
 /// Looks at this host in place of a rank.
@@ -69,7 +69,7 @@ pub(crate) fn look(scene: &Scene, place: &Place) -> HostFacts {
         true => scene.cwd.clone(),
         false => std::env::current_dir().unwrap_or_else(|_| "/".into()),
     };
-    // What may hang is asked at the same time, in threads that are left behind if they do.
+    // Checks that may hang run at the same time, in threads that are abandoned if they do.
     let python = in_thread({
         let (env, cwd) = (env.clone(), cwd.clone());
         let (command, path) = (scene.command.clone(), place.path.clone());

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 pub struct Missing {
     /// Exit code that a shell or Python would give.
     pub code: u8,
-    /// What, in words.
+    /// The reason, in words.
     pub why: String,
 }
 

@@ -19,7 +19,7 @@ pub enum Form {
     Json,
 }
 
-/// What an examination has found.
+/// Result of an examination.
 #[derive(Debug)]
 pub struct Report {
     /// As it is shown.

@@ -85,7 +85,7 @@ wired! {
     }
 }
 
-/// What became of an attempt to connect to host and address.
+/// Result of an attempt to connect to host and address.
 pub(crate) type Outcome = ((u32, SocketAddr), Result<Stood, Obstacle>);
 
 /// Launcher to agent.
@@ -112,7 +112,7 @@ pub enum Answer {
     Facts(Box<HostFacts>),
     /// Interface and address of each listener, or why there is none.
     Listening(Result<Vec<(String, SocketAddr)>, String>),
-    /// What became of each.
+    /// Result for each address.
     Reached(Vec<Outcome>),
     /// The host that was measured, and the result.
     Measured(u32, Result<Pace, Obstacle>),

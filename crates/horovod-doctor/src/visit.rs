@@ -44,7 +44,7 @@ pub trait Agents {
     fn dismiss(&mut self, host: usize);
 }
 
-/// What has come from a host.
+/// News from a host.
 #[derive(Debug)]
 pub enum News {
     /// Its agent runs, and can be asked.
@@ -117,7 +117,7 @@ enum Stage {
     Absent,
 }
 
-/// What one host still owes.
+/// Answers that one host still owes.
 #[derive(Clone, Debug, Default)]
 struct Asked {
     stage: Stage,
@@ -363,7 +363,7 @@ impl Visit<'_> {
                 visit.asked.iter().all(|asked| !asked.measures)
             })?;
             for (from, to) in asked {
-                // What comes later does not count: other measurements may have begun.
+                // Later measurements do not count: others may have begun.
                 if std::mem::take(&mut self.asked[from].measures) {
                     let late = Obstacle::Broken("nothing moved in time".into());
                     self.chart.paces.insert((from, to), Err(late));

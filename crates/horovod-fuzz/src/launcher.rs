@@ -76,13 +76,17 @@ pub(crate) fn words(bytes: &[u8]) {
     };
     let Some(hosts) = hosts else { return };
     // Parsed hosts can be written and parsed again.
-    let mut said = String::new();
+    let mut text_again = String::new();
     for host in &hosts {
-        let comma = if said.is_empty() { "" } else { "," };
-        write!(said, "{comma}{host}").expect("memory");
+        let comma = if text_again.is_empty() { "" } else { "," };
+        write!(text_again, "{comma}{host}").expect("memory");
     }
     if !hosts.is_empty() {
-        assert_eq!(parse_hosts(&said, |_| None).as_ref(), Ok(&hosts), "{said}");
+        assert_eq!(
+            parse_hosts(&text_again, |_| None).as_ref(),
+            Ok(&hosts),
+            "{text_again}"
+        );
     }
     let slots: u64 = hosts.iter().map(|host| u64::from(host.slots)).sum();
     let count = slots.min(64) as u32;

@@ -8,7 +8,7 @@ use horovod_timeline::testing::timeline;
 pub(crate) fn messages(bytes: &[u8]) {
     let document = match bytes {
         [] => return,
-        [0, told @ ..] => return settings(told),
+        [0, values @ ..] => return settings(values),
         [_, message @ ..] => timeline(message),
     };
     let Some(document) = document else { return };

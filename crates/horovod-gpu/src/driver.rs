@@ -233,7 +233,7 @@ impl Driver {
         Ok(device)
     }
 
-    /// The device of a stream. `told` is its number where the stream is a default one, which there is on each device, or
+    /// The device of a stream. `given` is its number where the stream is a default one, which there is on each device, or
     /// this driver does not tell: what else frameworks number may be other than CUDA's.
     pub fn device_of(
         &'static self,

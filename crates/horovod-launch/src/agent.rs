@@ -37,7 +37,7 @@ const KILL_GRACE: Duration = Duration::from_secs(2);
 /// Time for the launcher to receive the agent's last message.
 const HANG_UP_LIMIT: Duration = Duration::from_secs(10);
 /// Time between two searches for remaining processes.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+const RECHECK: Duration = Duration::from_millis(50);
 
 /// Runs until the job is over; the error says why the agent could not work at all.
 pub(crate) fn run(words: &[OsString]) -> io::Result<()> {
@@ -76,7 +76,7 @@ fn run_on(stdin: File, stdout: File, task: Option<DialedTask>, python: OsString)
         single_endings: Vec::new(),
         ending: None,
         leftovers_since: None,
-        heard: Instant::now(),
+        last_received: Instant::now(),
         done: false,
         threads: None,
         questions: Vec::new(),
@@ -85,7 +85,7 @@ fn run_on(stdin: File, stdout: File, task: Option<DialedTask>, python: OsString)
         python,
     };
     agent.outbox.buffer().extend_from_slice(MAGIC);
-    agent.say(&FromAgent::Hello {
+    agent.send(&FromAgent::Hello {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         hostname: environment::hostname(),
         task,
@@ -122,7 +122,7 @@ struct Agent {
     single_endings: Vec<(u32, Instant)>,
     ending: Option<Ending>,
     leftovers_since: Option<Instant>,
-    heard: Instant,
+    last_received: Instant,
     done: bool,
     /// How many threads ranks were told to use, and whether the user knows.
     threads: Option<Threads>,
@@ -145,7 +145,7 @@ impl Agent {
             .run(self.questions)
     }
 
-    fn say(&mut self, message: &FromAgent) {
+    fn send(&mut self, message: &FromAgent) {
         if self.stdin.is_some() {
             message.encode(self.outbox.buffer());
         }
@@ -165,14 +165,14 @@ impl Agent {
         let asked_to_end = !self.signals.take().is_empty();
         self.reap();
         let now = Instant::now();
-        self.hear();
+        self.receive();
         if asked_to_end {
             self.stop(Stop::Terminate, now);
         }
         self.collect_output();
-        let told = self.post.as_mut().map(|post| post.take(now));
-        for told in told.into_iter().flatten() {
-            self.say(&FromAgent::Unreached(told));
+        let report = self.post.as_mut().map(|post| post.take(now));
+        for report in report.into_iter().flatten() {
+            self.send(&FromAgent::Unreached(report));
         }
         self.get_harder(now);
         self.finish(now);
@@ -205,10 +205,10 @@ impl Agent {
         let single = self.single_endings.iter().map(|(_, at)| *at).min();
         let harder = earlier(harder, single);
         let killing = self.ending.is_some_and(|e| e.how == Stop::Kill) && !self.done;
-        let look = (looking || killing).then(|| Instant::now() + LOOK_AGAIN);
-        let silence = self.silence_max().map(|limit| self.heard + limit);
+        let recheck = (looking || killing).then(|| Instant::now() + RECHECK);
+        let silence = self.silence_max().map(|limit| self.last_received + limit);
         let post = self.post.as_ref().and_then(Post::deadline);
-        earlier(earlier(earlier(harder, look), silence), post)
+        earlier(earlier(earlier(harder, recheck), silence), post)
     }
 
     fn silence_max(&self) -> Option<Duration> {
@@ -227,12 +227,12 @@ impl Agent {
         self.stop(Stop::Terminate, Instant::now());
     }
 
-    fn hear(&mut self) {
+    fn receive(&mut self) {
         let mut buffer = [0; 64 << 10];
         while let Some(stdin) = &mut self.stdin {
             match read_some(stdin, &mut buffer) {
                 Got::Bytes(count) => {
-                    self.heard = Instant::now();
+                    self.last_received = Instant::now();
                     self.inbox.push(&buffer[..count]);
                     if !self.obey_all() {
                         self.lose_launcher();
@@ -244,7 +244,7 @@ impl Agent {
         }
         if self
             .silence_max()
-            .is_some_and(|limit| self.heard.elapsed() > limit)
+            .is_some_and(|limit| self.last_received.elapsed() > limit)
         {
             self.lose_launcher();
         }
@@ -279,7 +279,7 @@ impl Agent {
             }
             ToAgent::CheckStopped { rank, pid } => {
                 let is_stopped = self.ranks.is_stopped(rank, pid);
-                self.say(&FromAgent::StoppedState { rank, is_stopped });
+                self.send(&FromAgent::StoppedState { rank, is_stopped });
             }
             ToAgent::Close => self.is_open = false,
             ToAgent::Cause(text) => {
@@ -305,7 +305,7 @@ impl Agent {
         }
         if !job.cwd.is_dir() {
             // As Horovod does: a job may use only absolute paths.
-            self.say(&FromAgent::Note(format!(
+            self.send(&FromAgent::Note(format!(
                 "the working directory {} does not exist here, using {}",
                 job.cwd.display(),
                 here.display()
@@ -335,7 +335,7 @@ impl Agent {
                 why: missing.why,
             },
         };
-        self.say(&answer);
+        self.send(&answer);
         self.job = Some(job);
     }
 
@@ -346,7 +346,7 @@ impl Agent {
         let Some(count) = share.per_rank(ranks).filter(|_| !names.is_empty()) else {
             return;
         };
-        let told = Threads {
+        let threads = Threads {
             threads: count,
             cores: share.usable,
             ranks,
@@ -355,9 +355,9 @@ impl Agent {
         let value = || count.to_string().into();
         spec.env
             .extend(names.into_iter().map(|name| (name.into(), value())));
-        if self.threads.as_ref() != Some(&told) {
-            self.say(&FromAgent::Threads(told.clone()));
-            self.threads = Some(told);
+        if self.threads.as_ref() != Some(&threads) {
+            self.send(&FromAgent::Threads(threads.clone()));
+            self.threads = Some(threads);
         }
     }
 
@@ -375,16 +375,16 @@ impl Agent {
         let rank = spec.rank;
         if self.ending.is_some() {
             let status = ExitStatus::Signal(libc::SIGTERM);
-            return self.say(&FromAgent::Exited { rank, status });
+            return self.send(&FromAgent::Exited { rank, status });
         }
         match self.ranks.spawn(job, spec) {
-            Ok(pid) => self.say(&FromAgent::Started { rank, pid }),
+            Ok(pid) => self.send(&FromAgent::Started { rank, pid }),
             Err(error) => {
-                self.say(&FromAgent::Note(format!(
+                self.send(&FromAgent::Note(format!(
                     "a process could not be started: {error}"
                 )));
                 let status = ExitStatus::Code(126);
-                self.say(&FromAgent::Exited { rank, status });
+                self.send(&FromAgent::Exited { rank, status });
             }
         }
     }
@@ -406,7 +406,7 @@ impl Agent {
                 }
                 Err(error) => {
                     let why = format!("rank {} could not be started: {error}", spec.rank);
-                    self.say(&FromAgent::Refused { code: 1, why });
+                    self.send(&FromAgent::Refused { code: 1, why });
                     self.stop(Stop::Terminate, Instant::now());
                     return;
                 }
@@ -479,7 +479,7 @@ impl Agent {
             1 => ("rank", "was"),
             _ => ("ranks", "were"),
         };
-        self.say(&FromAgent::Note(format!(
+        self.send(&FromAgent::Note(format!(
             "{noun} {} had not ended {} s after SIGTERM and {were} killed (--terminate-timeout or \
              HOROVOD_TERMINATE_TIMEOUT gives more time)",
             names.join(", "),
@@ -500,7 +500,7 @@ impl Agent {
             for (stream, bytes) in last {
                 self.carry(rank, stream, bytes);
             }
-            self.say(&FromAgent::Exited { rank, status });
+            self.send(&FromAgent::Exited { rank, status });
             self.single_endings.retain(|(known, _)| *known != rank);
             if self.is_open {
                 // Another may start in its place, with the same devices.
@@ -511,7 +511,7 @@ impl Agent {
     }
 
     fn carry(&mut self, rank: u32, stream: Stream, bytes: Vec<u8>) {
-        self.say(&FromAgent::Output {
+        self.send(&FromAgent::Output {
             rank,
             stream,
             bytes,
@@ -539,7 +539,7 @@ impl Agent {
         if gave_up || !self.ranks.has_leftovers() {
             self.done = true;
             self.collect_output();
-            self.say(&FromAgent::Done);
+            self.send(&FromAgent::Done);
             return;
         }
         let since = *self.leftovers_since.get_or_insert(now);

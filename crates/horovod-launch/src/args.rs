@@ -120,13 +120,13 @@ pub fn parse(words: &[OsString]) -> Result<Options, UsageError> {
             value
         } else {
             match rest.next() {
-                Some(next) if !looks_like_option(next.as_bytes()) => next.clone(),
+                Some(next) if !is_option(next.as_bytes()) => next.clone(),
                 _ => return refuse(format!("argument {}: expected one value", spec.title())),
             }
         };
         let value = match spec.action {
             options::Action::Pair(..) => match rest.next() {
-                Some(next) if !looks_like_option(next.as_bytes()) => {
+                Some(next) if !is_option(next.as_bytes()) => {
                     let mut both = value;
                     both.push(" ");
                     both.push(next);
@@ -140,7 +140,7 @@ pub fn parse(words: &[OsString]) -> Result<Options, UsageError> {
             UsageError(format!(
                 "argument {}: {}",
                 spec.title(),
-                wrong.say(&spec.dest())
+                wrong.text(&spec.dest())
             ))
         })?;
         if options.help || options.version || options.completion.is_some() {
@@ -223,7 +223,7 @@ fn excludes(a: &OptionSpec, b: &OptionSpec) -> bool {
 }
 
 /// An option cannot be the value of another, but a negative number can.
-fn looks_like_option(word: &[u8]) -> bool {
+fn is_option(word: &[u8]) -> bool {
     let number = word.len() > 1 && word[1..].iter().all(|b| b.is_ascii_digit() || *b == b'.');
     word.first() == Some(&b'-') && word.len() > 1 && !number
 }

@@ -237,7 +237,7 @@ fn set(options: &mut Options, key: &str, value: &Value) -> Result<(), String> {
         _ => return fails("a number or text"),
     };
     spec.apply(options, text.as_ref())
-        .map_err(|wrong| format!("{key}: {}", wrong.say(&spec.dest())))
+        .map_err(|wrong| format!("{key}: {}", wrong.text(&spec.dest())))
 }
 
 /// YAML 1.1, which Horovod's parser reads, also knows these words.
@@ -267,7 +267,7 @@ fn set_controller(options: &mut Options, value: &Value) -> Result<(), String> {
     let spec = options::all().find(|spec| spec.names.contains(&option.as_str()));
     if let Some(spec) = spec {
         spec.apply(options, "".as_ref())
-            .map_err(|wrong| wrong.say("controller"))?;
+            .map_err(|wrong| wrong.text("controller"))?;
     }
     Ok(())
 }

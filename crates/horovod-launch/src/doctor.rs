@@ -92,7 +92,7 @@ fn examine(options: &Options, form: Form) -> Result<u8, LaunchError> {
     Ok(u8::from(report.would_stop))
 }
 
-/// What the settings say about the job.
+/// The planned job according to the settings.
 fn plan(options: &Options, size: u32, cwd: PathBuf) -> JobPlan {
     let program = options.command.first().map(Path::new);
     let name = program.and_then(|program| program.file_name());

@@ -515,10 +515,10 @@ mod tests {
         let off = [detail.clone(), other.clone()];
         assert_eq!(names(&off, false), [other.0]);
         assert_eq!(names(&off, true), [detail.0, other.0]);
-        let told_off = ("HOROVOD_AUTOTUNE", "0".to_owned());
+        let turned_off = ("HOROVOD_AUTOTUNE", "0".to_owned());
         assert_eq!(
-            names(&[detail.clone(), told_off.clone()], true),
-            [told_off.0]
+            names(&[detail.clone(), turned_off.clone()], true),
+            [turned_off.0]
         );
         assert_eq!(
             names(&[detail.clone(), on.clone()], false),

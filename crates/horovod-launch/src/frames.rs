@@ -202,7 +202,7 @@ pub enum FromAgent {
     },
     /// All ranks and all that descends from them have ended.
     Done,
-    /// The answer to [`ToAgent::Look`].
+    /// The answer to [`ToAgent::CheckStopped`].
     StoppedState {
         /// Which.
         rank: u32,

@@ -316,7 +316,7 @@ pub(crate) enum Wrong {
 
 impl Wrong {
     /// For people; `dest` is the option's name.
-    pub(crate) fn say(&self, dest: &str) -> String {
+    pub(crate) fn text(&self, dest: &str) -> String {
         match self {
             Self::Text(text) => text.clone(),
             Self::Range(value, must) => format!("{dest}={value} {must}"),

@@ -190,7 +190,7 @@ impl Aggregator {
         }
         msg.items
             .iter()
-            .try_for_each(|item| self.said(link, item))?;
+            .try_for_each(|item| self.submitted(link, item))?;
         if matches!(self.phase, Phase::Over) || self.seen[link] >= msg.seen {
             return Ok(());
         }
@@ -200,7 +200,7 @@ impl Aggregator {
         Ok(())
     }
 
-    fn said(&mut self, link: usize, item: &Submission) -> Result<(), Violation> {
+    fn submitted(&mut self, link: usize, item: &Submission) -> Result<(), Violation> {
         match (&mut self.phase, item) {
             (Phase::Over, _) => return Ok(()),
             (_, Submission::Lost(lost)) => {
@@ -323,9 +323,9 @@ impl Aggregator {
         let Some(to) = self.sets.get(&set).cloned() else {
             return;
         };
-        for (bit, said) in opened {
+        for (bit, submitted) in opened {
             let (mut ranks, mut subtrees) = (Vec::new(), Vec::new());
-            for position in said {
+            for position in submitted {
                 let link = self.links.get(to[position] as usize);
                 match &link.below {
                     None => ranks.push(link.rank),

@@ -359,8 +359,8 @@ mod tests {
                 shapes: [[2, 3].into(), [2, 4].into()],
             },
         };
-        let said = [(Rank(0), "[2, 3]".into()), (Rank(3), "[2, 4]".into())];
-        assert_eq!(mismatch.sides(), said);
+        let expected = [(Rank(0), "[2, 3]".into()), (Rank(3), "[2, 4]".into())];
+        assert_eq!(mismatch.sides(), expected);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Lifecycle, queries, process sets, barrier and join.
 
 use horovod::config::{self, Group, Launcher, Members, ProcessEnvironment};
-use horovod::{Engine, Error, HeldState, Leaving, ProcessSetId};
+use horovod::{Engine, Error, Leaving, ProcessSetId, TrainingState};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
@@ -231,9 +231,9 @@ pub(crate) fn host_updates(py: Python<'_>) -> PyResult<(u64, u8)> {
 #[pyo3(signature = (current=true))]
 pub(crate) fn hold_state(current: bool) {
     horovod::hold_state(if current {
-        HeldState::Current
+        TrainingState::Current
     } else {
-        HeldState::Committed
+        TrainingState::Committed
     });
 }
 

@@ -160,9 +160,9 @@ fn what_is_set_to_nothing_is_not_set() {
     let blank = One("HOROVOD_CACHE_CAPACITY", "  ");
     assert_eq!(CACHE_CAPACITY.read(&blank), Ok(1024));
     assert!(!CACHE_CAPACITY.is_set(&blank));
-    let told = One("HOROVOD_CACHE_CAPACITY", " 7 ");
-    assert_eq!(CACHE_CAPACITY.read(&told), Ok(7));
-    assert!(CACHE_CAPACITY.is_set(&told));
+    let setting = One("HOROVOD_CACHE_CAPACITY", " 7 ");
+    assert_eq!(CACHE_CAPACITY.read(&setting), Ok(7));
+    assert!(CACHE_CAPACITY.is_set(&setting));
     let nonsense = One("HOROVOD_CACHE_CAPACITY", "many");
     assert!(CACHE_CAPACITY.read(&nonsense).is_err());
     assert_eq!(CACHE_CAPACITY.read_or_default(&nonsense), 1024);

@@ -6,10 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::core_functions::{CoreTensor, Described};
 use crate::done::Done;
 use crate::dtypes::{Dtype, INT32};
-use crate::flight::{self, End, Flight, Latch};
 use crate::kernel::{Kernel, panicked};
 use crate::load::{core, tf};
 use crate::operations::{Computes, Kind};
+use crate::pending::{self, End, Latch, PendingOperation};
 use crate::tf::context::Context;
 use crate::tf::status::{Code, Failure};
 use crate::tf::tensor::Tensor;
@@ -60,7 +60,7 @@ fn launch(kernel: &Kernel, kind: Kind, context: Context, end: End) {
         splits: operands.splits.as_deref(),
         may_wait,
     };
-    let flight = Flight::new(
+    let pending = PendingOperation::new(
         kernel.operation.name,
         kind,
         context,
@@ -69,8 +69,8 @@ fn launch(kernel: &Kernel, kind: Kind, context: Context, end: End) {
         operands.tensors.len(),
         started_run,
     );
-    // SAFETY: the flight holds handles on the memory of all operands until `ended` is called.
-    unsafe { flight::submit(core(), &described, &tensors, flight) };
+    // SAFETY: the pending operation holds handles on the memory of all operands until `ended` is called.
+    unsafe { pending::submit(core(), &described, &tensors, pending) };
 }
 
 /// The tensors of an operation.

@@ -5,7 +5,7 @@
 //! TensorFlow collects them. The library exports nothing.
 //!
 //! One operation's way: `kernel` reads the attributes, `collective` submits the tensors to the core and returns, the core
-//! calls `flight` back, which sets the outputs and calls TensorFlow's moved `done` callback. An operation that runs alone
+//! calls `pending` back, which sets the outputs and calls TensorFlow's moved `done` callback. An operation that runs alone
 //! (`wait_history`) mostly ends so before `collective` returns.
 
 #[cfg(target_os = "linux")]
@@ -16,8 +16,6 @@ mod core_functions;
 mod done;
 mod dtypes;
 #[cfg(target_os = "linux")]
-mod flight;
-#[cfg(target_os = "linux")]
 mod kernel;
 #[cfg(target_os = "linux")]
 mod load;
@@ -25,6 +23,8 @@ mod load;
 mod loaded_objects;
 mod names;
 mod operations;
+#[cfg(target_os = "linux")]
+mod pending;
 #[cfg(target_os = "linux")]
 mod registration;
 #[cfg(target_os = "linux")]

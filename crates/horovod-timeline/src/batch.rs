@@ -35,7 +35,7 @@ pub(super) enum Message {
 const START: u8 = 0;
 const END: u8 = 5;
 
-/// What somebody needs to know of a message who only passes it on.
+/// Kind of a message, for ranks that only forward it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageKind {
     /// The addressee begins to record.
@@ -55,7 +55,7 @@ pub fn kind_of(message: &[u8]) -> MessageKind {
     }
 }
 
-/// What remains of a batch for which there is no room: how many events it had. `None` for other messages.
+/// The number of events of a batch for which there is no room, as a message. `None` for other messages.
 pub fn emptied(message: &[u8]) -> Option<Vec<u8>> {
     let Ok(Message::Batch { epoch, batch }) = Message::decode(message) else {
         return None;

@@ -24,7 +24,7 @@ pub struct Catalog {
     next: usize,
 }
 
-/// What a number stands for.
+/// Meaning of a number.
 #[derive(Clone, Debug)]
 pub(crate) struct Description {
     pub(super) name: Arc<str>,
@@ -40,7 +40,7 @@ impl Catalog {
         }
     }
 
-    /// The number of this item. What it stands for is passed to `tell` if it is not known yet; `None` if that fails.
+    /// The number of this item. A new item's meaning is passed to `tell`; `None` if `tell` fails.
     pub(crate) fn number(
         &mut self,
         item: &ExecItem,
@@ -88,12 +88,12 @@ pub(super) struct Directory {
     known: Vec<Entry>,
 }
 
-/// What the writer knows of a number.
+/// The writer's entry for a number.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) name: Text,
     pub(super) tensors: Vec<TensorMeta>,
-    /// What comes out unless the operation says otherwise.
+    /// The outcome unless the operation has another.
     pub(super) outcome: Outcome,
 }
 

@@ -10,7 +10,7 @@ use super::report::Nanos;
 /// Answers remembered: the clocks drift, so old ones are worth less however quick they were.
 const ANSWERS_KEPT: usize = 16;
 
-/// What is known of one rank's clock.
+/// State of one rank's clock.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Clock {
     /// Difference and error of recent answers.
@@ -40,7 +40,7 @@ impl Clock {
         self.answers.len()
     }
 
-    /// What to add to the rank's times to get ours, and by how much that may be wrong.
+    /// Difference that converts the rank's times to ours, and its error bound.
     pub(super) fn shift(&self) -> (i64, Nanos) {
         match self.exact {
             Some(shift) => (shift, 0),

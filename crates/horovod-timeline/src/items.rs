@@ -24,7 +24,7 @@ pub struct Items {
     last: Last,
 }
 
-/// What the next item is told by its difference to.
+/// Reference values for the differences that encode the next item.
 #[derive(Clone, Copy, Debug, Default)]
 struct Last {
     next: u32,

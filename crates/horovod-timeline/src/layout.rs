@@ -30,7 +30,7 @@ const AT_A_STRETCH: u32 = 512;
 /// A queue this short is no news.
 const QUEUE_SHOWN_FROM: Nanos = 1_000;
 
-/// Who is who, for the names of tracks.
+/// Ranks and threads, for the names of tracks.
 #[derive(Clone, Debug)]
 pub(super) struct Cast {
     pub(super) ranks: Vec<Member>,
@@ -260,7 +260,7 @@ impl Layout {
         Ok(index)
     }
 
-    /// What a rank's threads did for one execution.
+    /// The work of a rank's threads for one execution.
     fn execution(&mut self, rank: Rank, report: &Report) -> io::Result<()> {
         let pid = self.rank(rank)?;
         for item in &report.items {
@@ -478,7 +478,7 @@ impl Layout {
 
 /// A beginning or an end that many tracks have in common, so it is made once.
 struct Mark<'a> {
-    /// What begins; `None`: the end of what began last.
+    /// Name of the span that begins; `None` ends the last one.
     name: Option<&'a str>,
     at: Nanos,
     /// All of it but the track.
@@ -513,7 +513,7 @@ impl<'a> Mark<'a> {
     }
 }
 
-/// What every tensor of an execution goes through from the order to run it on, but for the last end.
+/// Spans of every tensor of an execution from the order to run it on, without the last end.
 fn life(report: &Report) -> Vec<Mark<'_>> {
     let scheduled = report.scheduled;
     let mut marks = vec![Mark::begin(&report.op, scheduled)];

@@ -45,7 +45,7 @@ struct Peers {
     /// Counts recordings, so that what is late is told from what is new.
     epoch: u64,
     clocks: Vec<Clock>,
-    /// Who has told everything, or is gone.
+    /// Ranks that have sent everything, or are lost.
     ended: Vec<bool>,
     gone: Vec<bool>,
     deadline: Option<Instant>,
@@ -302,8 +302,8 @@ impl Leader {
         }
     }
 
-    /// Writes one record; `false` if there was none, or its writer shall quit. Whoever ends the recording waits for no
-    /// more than this.
+    /// Writes one record; `false` if there was none, or its writer shall quit. The end of the recording waits for no
+    /// more than one record.
     fn write_some(&self, timeline: &Timeline, quit: &AtomicBool) -> bool {
         let mut file = lock(&self.file);
         if quit.load(Ordering::Acquire) {
@@ -333,7 +333,7 @@ impl Leader {
         any
     }
 
-    /// What is known by now is in the file when there is nothing left to write.
+    /// Writes all events known by now.
     fn write(
         &self,
         timeline: &Timeline,

@@ -55,9 +55,9 @@ pub enum TimelineSetting {
 
 /// How long events gather before they are written or sent.
 const GATHER: Duration = Duration::from_millis(50);
-/// How long rank 0, and who passes them on to it, waits for the last events of the others. Who is gone is known by its
-/// connection, and not waited for; this is for those that are stopped or cut off. As a silent rank is elsewhere
-/// taken for alive by default: slow ones are not to lose anything.
+/// Time limit for the last events of other ranks, on rank 0 and on ranks that forward events. A lost rank is known by
+/// its closed connection and not waited for; the limit is for ranks that are stopped or cut off. It is long, as a
+/// silent rank counts as alive elsewhere by default, and slow ranks are not to lose events.
 pub const LAST_EVENTS_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The timeline of one rank and one generation.
@@ -168,8 +168,8 @@ impl Timeline {
 
     /// A moment as nanoseconds since the engine started.
     #[inline]
-    pub fn at(&self, moment: Instant) -> Nanos {
-        let since = moment.saturating_duration_since(self.started);
+    pub fn at(&self, instant: Instant) -> Nanos {
+        let since = instant.saturating_duration_since(self.started);
         u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     }
 
@@ -191,7 +191,7 @@ impl Timeline {
         (session, told.map(|()| items))
     }
 
-    /// What a number in executions of this recording stands for. `false`: there is no room to tell.
+    /// Records the meaning of a number in executions of this recording. `false`: the queue is full.
     fn describe(&self, session: u64, number: u32, description: Description) -> bool {
         self.queue.get().is_some_and(|queue| {
             queue.push(Record::Described {
@@ -288,7 +288,7 @@ impl Timeline {
         self.outgoing().len().max(1)
     }
 
-    /// What to send next, and to whom.
+    /// The next message to send, with its receiver.
     pub fn next_outgoing(self: &Arc<Self>) -> Option<(Rank, Vec<u8>)> {
         if let Role::Member(member) = &self.role {
             member.begin_next(self);

@@ -210,7 +210,7 @@ struct Packer {
     unsent: Option<Vec<u8>>,
 }
 
-/// What came of packing one record.
+/// Result of packing one record.
 struct Step {
     /// There is something for the engine.
     sent: bool,

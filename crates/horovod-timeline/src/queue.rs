@@ -17,7 +17,7 @@ const BYTES_MAX: usize = 16 << 20;
 /// One thing to tell.
 #[derive(Debug)]
 pub(super) enum Record {
-    /// What a number in later executions of this recording stands for.
+    /// The meaning of a number in later executions of this recording.
     Described {
         session: u64,
         number: u32,
@@ -32,7 +32,7 @@ pub(super) enum Record {
         end: Nanos,
     },
     Cycle(Nanos),
-    /// What another rank has sent, with the difference of its clock.
+    /// Events that another rank has sent, with the difference of its clock.
     Batch {
         from: Rank,
         shift: i64,
@@ -77,7 +77,7 @@ pub(super) enum News {
     Nothing,
 }
 
-/// What only one reader at a time may have.
+/// State for one reader at a time.
 #[derive(Debug)]
 struct Out {
     receiver: Receiver<Record>,

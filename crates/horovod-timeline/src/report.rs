@@ -78,7 +78,7 @@ pub(crate) struct Item {
     pub(crate) result: Option<Outcome>,
 }
 
-/// What an operation gave.
+/// Result of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) dtype: Text,
@@ -111,7 +111,7 @@ pub(crate) struct Span {
     pub(crate) thread: ThreadId,
     pub(crate) begin: Nanos,
     pub(crate) end: Nanos,
-    /// What went wrong, or empty.
+    /// The error, or empty.
     pub(crate) detail: String,
 }
 
@@ -229,7 +229,7 @@ fn bytes_of(meta: &TensorMeta) -> u64 {
         .saturating_mul(meta.dtype.size() as u64)
 }
 
-/// What an operation on these gives; the shapes are theirs if there are no others.
+/// The outcome of an operation on these tensors; the shapes are theirs if there are no others.
 pub(super) fn outcome(tensors: &[TensorMeta], shapes: Option<&[Shape]>) -> Outcome {
     let mut shape = String::new();
     for (i, meta) in tensors.iter().enumerate() {

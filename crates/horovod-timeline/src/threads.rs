@@ -50,7 +50,7 @@ impl Threads {
         }
     }
 
-    /// What stands for a GPU among the threads.
+    /// The number of a GPU's track among the threads.
     pub(super) fn gpu(&self, ordinal: i32) -> ThreadId {
         // No system has so many threads.
         let track = ThreadId::MAX - ordinal.unsigned_abs();
@@ -106,7 +106,7 @@ impl TimeSlice {
     }
 }
 
-/// Who did not get the processor for a fifth of the time shares it with others.
+/// A thread that lacked the processor for a fifth of the time shares it with others.
 fn is_over(lasted: Duration, worked: Duration) -> bool {
     worked > TIME_SLICE && worked < lasted * 4 / 5
 }

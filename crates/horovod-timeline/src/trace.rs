@@ -18,7 +18,7 @@ use super::object::Object;
 const PAGE: u64 = 4096;
 /// A page with less room than this is left with the first event of the next.
 const REST: u64 = 512;
-/// What closes the array.
+/// End of the array.
 const CLOSING: &[u8] = b"\n]";
 
 /// An open trace.
@@ -191,7 +191,7 @@ mod tests {
         add(&mut trace, "lost");
         let error = trace.flush().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
-        // What a write that was carried out in part leaves behind.
+        // A write that was carried out in part leaves this behind.
         trace.file = real;
         trace
             .file

@@ -94,7 +94,7 @@ pub(crate) struct Peer {
     link: Box<dyn Link>,
     reader: FrameReader,
     queue: FrameQueue,
-    /// Something came from it since [`Watch::look`] last asked.
+    /// Something came from it since [`Watch::check`] last asked.
     has_received: bool,
     ended: bool,
     /// Frames from this peer are not read any more.
@@ -295,10 +295,10 @@ impl Control {
     }
 
     /// Tells the launcher of an elastic job what this process holds of the training state.
-    pub fn send_training_state(&mut self, held: u8) {
+    pub fn send_training_state(&mut self, training_state: u8) {
         if let Some((_, client)) = &mut self.launcher {
             // A launcher that is gone shows when it is heard.
-            let _ = client.send(&ToServer::Holds { held });
+            let _ = client.send(&ToServer::StateChanged { training_state });
         }
     }
 
@@ -335,13 +335,13 @@ impl Control {
     }
 
     /// From now on neighbours that say nothing for `timeout` are given up ([`ControlEvent::Silent`]), and are told
-    /// that this rank lives, as long as [`Self::look_after`] is called in time.
+    /// that this rank lives, as long as [`Self::check_neighbours`] is called in time.
     pub fn watch(&mut self, timeout: Duration, now: Time) {
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         self.watch = Some(Watch::new(timeout_ns, self.peers.len(), now));
     }
 
-    /// When [`Self::look_after`] has something to do.
+    /// When [`Self::check_neighbours`] has something to do.
     pub fn heartbeat_due(&self) -> Option<Time> {
         self.watch.as_ref().and_then(Watch::due)
     }

@@ -103,7 +103,7 @@ impl Placement {
         }
     }
 
-    /// Whether there may be too many on `core` and this rank is the last of them. `told`: the core of each rank from
+    /// Whether there may be too many on `core` and this rank is the last of them. `published`: the core of each rank from
     /// 1, 0 of those that never waited.
     fn may_be_one_too_many(&mut self, published: impl Iterator<Item = usize>, core: usize) -> bool {
         self.on.fill(0);

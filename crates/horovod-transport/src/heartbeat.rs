@@ -51,7 +51,7 @@ impl Watch {
         Time(now.0.saturating_add(self.timeout_ns / CHECKS))
     }
 
-    /// When [`Self::look`] has something to do; `None`: never again.
+    /// When [`Self::check`] has something to do; `None`: never again.
     pub(crate) fn due(&self) -> Option<Time> {
         self.received
             .iter()
@@ -64,7 +64,7 @@ impl Watch {
         self.received[neighbour] = None;
     }
 
-    /// Takes note of the time and of who `spoke` since the last look.
+    /// Takes note of the time and of who `received_from` since the last look.
     pub(crate) fn check(
         &mut self,
         now: Time,

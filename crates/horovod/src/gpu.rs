@@ -46,13 +46,13 @@ impl Ready {
         Self::on(horovod_gpu::driver()?.device(ordinal)?, stream)
     }
 
-    /// The same on the device of the stream, of CUDA's; `told` is its number where the stream is a default one.
+    /// The same on the device of the stream, of CUDA's; `ordinal` is its number where the stream is a default one.
     ///
     /// # Errors
     /// As above.
-    pub fn record_on_its_device(stream: RawStream, told: i32) -> Result<Arc<Self>, Error> {
+    pub fn record_on_its_device(stream: RawStream, ordinal: i32) -> Result<Arc<Self>, Error> {
         choose_stack(Stack::Cuda)?;
-        Self::on(horovod_gpu::driver()?.device_of(stream, told)?, stream)
+        Self::on(horovod_gpu::driver()?.device_of(stream, ordinal)?, stream)
     }
 
     fn on(device: &'static horovod_gpu::Device, stream: RawStream) -> Result<Arc<Self>, Error> {

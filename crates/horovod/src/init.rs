@@ -18,7 +18,7 @@ use crate::threads;
 
 /// Training state of a process of an elastic job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum HeldState {
+pub enum TrainingState {
     /// It has just been started.
     #[default]
     Nothing,
@@ -41,7 +41,7 @@ struct Runtime {
     given_up: AtomicBool,
     /// Held for a moment only: queries must not wait for a start, they may come with the interpreter's lock.
     engine: Mutex<Option<Arc<Engine>>>,
-    held: Mutex<HeldState>,
+    training_state: Mutex<TrainingState>,
     /// Of a job without a launcher; kept from one init to the next.
     standing: Mutex<Option<Standing>>,
     child: OnceLock<Box<Runtime>>,
@@ -184,8 +184,11 @@ fn start_with(mut config: Config, interrupt: Option<Interrupt>) -> Result<(), Er
             interrupt.wants_to_leave() || runtime.given_up.load(Ordering::Relaxed)
         })
     });
-    let held = *runtime.held.lock().unwrap_or_else(PoisonError::into_inner);
-    let met = connect(&mut config, interrupt, &runtime.standing, held);
+    let training_state = *runtime
+        .training_state
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    let met = connect(&mut config, interrupt, &runtime.standing, training_state);
     starting.still_wanted()?;
     let mesh = met.map_err(|error| match (error, &config.job_array) {
         (Error::Init(text), Some(hint)) => Error::Init(format!("{text}{hint}")),
@@ -205,7 +208,7 @@ fn connect(
     config: &mut Config,
     interrupt: Option<Interrupt>,
     standing: &Mutex<Option<Standing>>,
-    held: HeldState,
+    training_state: TrainingState,
 ) -> Result<Mesh, Error> {
     let has_launcher = !config.rendezvous.is_empty();
     if !has_launcher && config.size == 1 {
@@ -236,7 +239,7 @@ fn connect(
     mesh.settings = config.algorithms.common();
     mesh.elastic = (has_launcher && config.elastic).then_some(Membership {
         worker: config.worker,
-        held: held as u8,
+        training_state: training_state as u8,
         // The launcher gives up earlier; it may wait once more for who hangs in the former round.
         wait_timeout: 2 * config.elastic_timeout + config.connect_timeout,
     });
@@ -292,11 +295,14 @@ pub fn is_elastic() -> bool {
 }
 
 /// Tells what this process has of the training state, now and for later rounds of an elastic job.
-pub fn hold_state(held: HeldState) {
+pub fn hold_state(training_state: TrainingState) {
     let runtime = runtime();
-    *runtime.held.lock().unwrap_or_else(PoisonError::into_inner) = held;
+    *runtime
+        .training_state
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner) = training_state;
     if let Some(engine) = runtime.lock().clone() {
-        engine.hold_state(held);
+        engine.hold_state(training_state);
     }
 }
 

@@ -63,8 +63,8 @@ pub mod parcel {
 pub use horovod_timeline::TimelineSetting;
 #[cfg(not(loom))]
 pub use init::{
-    HeldState, engine, hold_state, init, init_interruptible, init_members, init_with, is_elastic,
-    is_initialized, shutdown, shutdown_because, transports, try_engine,
+    TrainingState, engine, hold_state, init, init_interruptible, init_members, init_with,
+    is_elastic, is_initialized, shutdown, shutdown_because, transports, try_engine,
 };
 #[cfg(not(loom))]
 pub use tensor::{Output, ReadyEvent, Tensor, Tensors};

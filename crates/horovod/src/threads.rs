@@ -4,7 +4,7 @@ use std::sync::Once;
 
 /// Says it once in this process's life, in the first rank of a host.
 pub(crate) fn advise(local_rank: u32, local_size: u32) {
-    static SAID: Once = Once::new();
+    static NOTED: Once = Once::new();
     if local_rank != 0 || local_size < 2 {
         return;
     }
@@ -18,7 +18,7 @@ pub(crate) fn advise(local_rank: u32, local_size: u32) {
     let visible = mask.and_then(count).unwrap_or(usable);
     let online = count(&read("/sys/devices/system/cpu/online")).unwrap_or(visible);
     if let Some(text) = advice(local_size as usize, visible, usable, online) {
-        SAID.call_once(|| tracing::warn!("{text}"));
+        NOTED.call_once(|| tracing::warn!("{text}"));
     }
 }
 

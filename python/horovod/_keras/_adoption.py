@@ -12,7 +12,7 @@ _given: WeakSet[Any] = WeakSet()
 """Optimizers that share what they hold with a distributed one."""
 
 
-def is_told_by_config(optimizer: Any) -> bool:
+def is_set_by_config(optimizer: Any) -> bool:
     """Whether an optimizer made from the configuration of this one is like it.
 
     A class that is not Keras's own may take other arguments than those in the configuration, or hold more. A schedule

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 import horovod.tensorflow as hvd
-from horovod._keras._adoption import adopted, is_told_by_config
+from horovod._keras._adoption import adopted, is_set_by_config
 from horovod._keras._reduction import Reduction
 from horovod.common._gradient_sums import SumsGradients
 from horovod.common.basics import basics
@@ -165,7 +165,7 @@ def distributed_keras2(optimizer: Any, reduction: Reduction, dense: str, sparse:
         "__doc__": kind.__doc__,
     }
     made: Any = type(kind.__name__, (DistributedKeras2, kind), attributes)
-    if not is_told_by_config(optimizer):
+    if not is_set_by_config(optimizer):
         return adopted(made, optimizer)
     result = made.from_config(optimizer.get_config())
     for attribute in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_names"):

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from horovod._keras._adoption import adopted, is_told_by_config
+from horovod._keras._adoption import adopted, is_set_by_config
 from horovod._keras._first_step import report_first_steps
 from horovod._keras._generation import is_keras2_optimizer, is_keras3_optimizer
 from horovod._keras._keras3_optimizer import (
@@ -96,7 +96,7 @@ def create_distributed_optimizer(
     else:
         made = _distributed_keras3(optimizer, reduction)
     report_first_steps(made)
-    if warn_of_steps and is_told_by_config(optimizer) and _has_stepped(optimizer):
+    if warn_of_steps and is_set_by_config(optimizer) and _has_stepped(optimizer):
         warnings.warn(
             f"The {kind.__name__} given to DistributedOptimizer has made steps already. The distributed one begins "
             "anew: wrap an optimizer before its first step, or use load_model for one that was saved.",
@@ -137,7 +137,7 @@ def _distributed_keras3(optimizer: Any, reduction: Reduction) -> Any:
         config.pop("inner_optimizer")
         return type(optimizer)(_distributed_keras3(inner, reduction), **config)
     kind = distributed_class(DistributedKeras3, type(optimizer), reduction)
-    if not is_told_by_config(optimizer):
+    if not is_set_by_config(optimizer):
         return adopted(kind, optimizer)
     made: Any = kind.from_config(optimizer.get_config())  # type: ignore[attr-defined]
     for attribute in _SET_BY_CALLS:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from horovod import _core
 
 # How often a caller looks who waits in `HostMessages.get`; the launcher's news can be asked for, not waited for.
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 
 class HostUpdateResult(enum.IntFlag):
@@ -64,7 +64,7 @@ class HostMessages:
                 return time.time(), _core.host_updates()[1]
             if not block or (deadline is not None and time.monotonic() >= deadline):
                 raise queue.Empty
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def get_nowait(self) -> tuple[float, int]:
         """As `get`, without waiting."""

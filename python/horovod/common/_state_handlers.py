@@ -197,18 +197,18 @@ class HandledState(ObjectState):
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    ModelHeld = TypeVar("ModelHeld", default=Any)
-    OptimizerHeld = TypeVar("OptimizerHeld", default=Any)
+    ModelT = TypeVar("ModelT", default=Any)
+    OptimizerT = TypeVar("OptimizerT", default=Any)
 
-    class HoldsModelAndOptimizer(HandledState, Generic[ModelHeld, OptimizerHeld]):
+    class HoldsModelAndOptimizer(HandledState, Generic[ModelT, OptimizerT]):
         """A state by the types of its model and its optimizer."""
 
-        model: ModelHeld
-        optimizer: OptimizerHeld
+        model: ModelT
+        optimizer: OptimizerT
 
 else:
     # The defaults of the real ones need a newer Python; at run time nobody looks at them.
-    ModelHeld = OptimizerHeld = Any
+    ModelT = OptimizerT = Any
 
     class HoldsModelAndOptimizer(HandledState):
         """A state by the types of its model and its optimizer; only type checkers look at them."""

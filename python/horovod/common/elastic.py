@@ -224,7 +224,7 @@ def _explain_if_not_copied(name: str, value: Any, error: Exception) -> None:
         )
 
 
-class _Held(enum.IntEnum):
+class _TrainingState(enum.IntEnum):
     """Training state of this process."""
 
     NOTHING = 0
@@ -301,7 +301,7 @@ class _Run:
         self._state = state
         self._reset = reset
         self._number = next(_runs)
-        self._held = _Held.NOTHING
+        self._training_state = _TrainingState.NOTHING
         self._sync_wanted = True
         self._commits_at_start = 0
         self._members_changed = True
@@ -337,8 +337,8 @@ class _Run:
                 raise
             self._raise_if_fruitless(error)
             self._state.restore()
-            if self._held is not _Held.NOTHING:
-                self._hold(_Held.COMMITTED)
+            if self._training_state is not _TrainingState.NOTHING:
+                self._hold(_TrainingState.COMMITTED)
             return f"{_words(error)}; going back to the last commit"
         except HostsUpdatedInterrupt as interrupt:
             self._sync_wanted = not interrupt.skip_sync
@@ -378,15 +378,19 @@ class _Run:
         # The last generation may have committed, and ended for a change of hosts.
         if state._commits != self._commits_at_start:
             self._losses = 0
-        mine = [self._number, self._held, state._commits, self._sync_wanted]
+        mine = [self._number, self._training_state, state._commits, self._sync_wanted]
         everyone = _consensus.everyones([*mine, self._lost_rank, self._losses], "elastic.agree")
         self._raise_if_elsewhere([entry[0] for entry in everyone])
         # New ranks take over the count: the ranks that have it may be lost next.
         self._lost_rank, self._losses = max((entry[4:] for entry in everyone), key=lambda e: e[1])
-        states = [(held, commits) for _, held, commits, *_ in everyone]
-        changed = len(everyone) != self._size or any(held == _Held.NOTHING for held, _ in states)
+        states = [(training_state, commits) for _, training_state, commits, *_ in everyone]
+        changed = len(everyone) != self._size or any(
+            training_state == _TrainingState.NOTHING for training_state, _ in states
+        )
         self._members_changed, self._size = changed, len(everyone)
-        if any(entry[3] for entry in everyone) or set(states) != {(_Held.LIVE, state._commits)}:
+        if any(entry[3] for entry in everyone) or set(states) != {
+            (_TrainingState.LIVE, state._commits)
+        }:
             # The newest commit wins, then what went on since; the first rank among equals.
             root = max(range(len(states)), key=lambda r: (states[r][0] > 0, *states[r][::-1], -r))
             state._root_rank = root
@@ -395,11 +399,11 @@ class _Run:
             state._commits = states[root][1] + 1
         self._sync_wanted = False
         self._commits_at_start = state._commits
-        self._hold(_Held.LIVE)
+        self._hold(_TrainingState.LIVE)
 
-    def _hold(self, held: _Held) -> None:
-        self._held = held
-        _core.hold_state(held is _Held.LIVE)
+    def _hold(self, training_state: _TrainingState) -> None:
+        self._training_state = training_state
+        _core.hold_state(training_state is _TrainingState.LIVE)
 
     def _raise_if_elsewhere(self, numbers: list[int]) -> None:
         if len(set(numbers)) > 1:

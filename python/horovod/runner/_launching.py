@@ -24,7 +24,7 @@ from horovod.runner._worker_error import also_runtime_error
 
 # After a second Ctrl-C, at which the launcher kills the ranks.
 _KILL_LIMIT_S = 10.0
-_LOOK_EVERY_S = 0.5
+_POLL_EVERY_S = 0.5
 _PARENT_WATCH = "HOROVODRUN_PARENT_WATCH_FD"
 
 
@@ -228,7 +228,7 @@ class _Console:
                 return
             if look is not None:
                 look()
-                left = _LOOK_EVERY_S
+                left = _POLL_EVERY_S
             for key, _ in self._selector.select(left):
                 if isinstance(key.fileobj, Events):
                     goes_on = key.fileobj.read()

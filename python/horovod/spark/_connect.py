@@ -36,7 +36,7 @@ _OUTPUT_SIZE_MAX = 16 << 20
 _REPORT_S = 5.0
 # How far the clocks of client and executors may differ.
 _CLOCKS_S = 60.0
-_LOOK_EVERY_S = 0.2
+_POLL_EVERY_S = 0.2
 _CANCEL_LIMIT_S = 15.0
 
 
@@ -121,7 +121,7 @@ class _Operation:
         self._session.registerProgressHandler(progress)
         self._thread.start()
         try:
-            while not self._ended.wait(_LOOK_EVERY_S):
+            while not self._ended.wait(_POLL_EVERY_S):
                 has_started = has_started or self._running > 0
                 if not has_started and time.monotonic() > deadline:
                     raise TimeoutException(
@@ -227,7 +227,7 @@ class _OtherTasks:
     def __init__(self, context: Any, version: str) -> None:
         self._context = context
         self._version = version
-        self._has_told = False
+        self._has_reported = False
         self._thread: threading.Thread | None = None
 
     @property
@@ -248,13 +248,13 @@ class _OtherTasks:
 
     def stop(self) -> None:
         """Wait for this process's agent; the others' end with the launcher."""
-        if not self._has_told:
+        if not self._has_reported:
             self._tell("")
         if self._thread is not None:
             self._thread.join()
 
     def _tell(self, text: str) -> None:
-        self._has_told = True
+        self._has_reported = True
         self._context.allGather(text)
 
 

@@ -40,8 +40,8 @@ class Sender:
         self._entries = entries
         self._prescale, self._postscale = options.factors()
         self._uncompressed = options.compression is Compression.none
-        self._held: list[tuple[GradientEntry, torch.Tensor]] = []
-        self._held_bytes = 0
+        self._queued: list[tuple[GradientEntry, torch.Tensor]] = []
+        self._queued_bytes = 0
         self._in_flight: list[Callable[[], object]] = []
         # Pairs: a gradient whose memory has other owners, and the copy that is reduced. `wait` copies the result back.
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -52,8 +52,8 @@ class Sender:
 
     def forget(self) -> None:
         """Begin a new cycle; what is still in flight is forgotten."""
-        self._held.clear()
-        self._held_bytes = 0
+        self._queued.clear()
+        self._queued_bytes = 0
         self._in_flight.clear()
         self._copies.clear()
         self.awaited.clear()
@@ -74,27 +74,27 @@ class Sender:
             if not self._options.sparse_as_dense:
                 self._send_sparse(entry, grad)
                 return False
-        self._held.append((entry, grad))
-        self._held_bytes += entry.nbytes
+        self._queued.append((entry, grad))
+        self._queued_bytes += entry.nbytes
         if grad.is_cpu:
-            return self._held_bytes >= _HAND_OVER_BYTES
-        return self._held_bytes >= (_NEXT_GPU_BYTES if self.handed_over else _FIRST_GPU_BYTES)
+            return self._queued_bytes >= _HAND_OVER_BYTES
+        return self._queued_bytes >= (_NEXT_GPU_BYTES if self.handed_over else _FIRST_GPU_BYTES)
 
     def hand_over(self, passing: torch.Tensor | None = None) -> None:
         """Start to reduce the gradients that are held, all at once where that is possible.
 
         `passing` is the tensor that is being accumulated right now.
         """
-        held, self._held, self._held_bytes = self._held, [], 0
-        if not held:
+        queued, self._queued, self._queued_bytes = self._queued, [], 0
+        if not queued:
             return
         self.handed_over = True
-        if not self._all_alone(held, passing):
-            held = [(entry, self.own(entry, grad, passing)) for entry, grad in held]
+        if not self._all_alone(queued, passing):
+            queued = [(entry, self.own(entry, grad, passing)) for entry, grad in queued]
         if self._uncompressed:
             handles = allreduce_together_(
-                [grad for _, grad in held],
-                [entry.name if entry.sent == 1 else entry.wire_name for entry, _ in held],
+                [grad for _, grad in queued],
+                [entry.name if entry.sent == 1 else entry.wire_name for entry, _ in queued],
                 self._options.op,
                 self._prescale,
                 self._postscale,
@@ -103,17 +103,17 @@ class Sender:
             self.awaited.extend(handles)
             self._in_flight.extend(partial(synchronize, handle) for handle in handles)
             # Gradients that need preparation, and refused ones, whose errors must be raised.
-            held = held[len(handles) :]
-        for entry, grad in held:
+            queued = queued[len(handles) :]
+        for entry, grad in queued:
             self._send(entry, grad)
 
     @staticmethod
     def _all_alone(
-        held: Sequence[tuple[GradientEntry, torch.Tensor]], passing: torch.Tensor | None
+        queued: Sequence[tuple[GradientEntry, torch.Tensor]], passing: torch.Tensor | None
     ) -> bool:
         # The same tensor may be two parameters' gradient only if the script assigned it.
-        fresh = [entry.is_fresh for entry, _ in held]
-        return False not in fresh and are_alone([grad for _, grad in held], passing)
+        fresh = [entry.is_fresh for entry, _ in queued]
+        return False not in fresh and are_alone([grad for _, grad in queued], passing)
 
     def own(
         self, entry: GradientEntry, grad: torch.Tensor, passing: torch.Tensor | None
@@ -148,10 +148,10 @@ class Sender:
         """Start to reduce these gradients, which are marked as sent, as one operation."""
         options = self._options
         self.handed_over = True
-        held = [(entry, grad) for entry in entries if (grad := entry.param.grad) is not None]
-        if not self._all_alone(held, passing):
-            held = [(entry, self.own(entry, grad, passing)) for entry, grad in held]
-        grads = [grad for _, grad in held]
+        queued = [(entry, grad) for entry in entries if (grad := entry.param.grad) is not None]
+        if not self._all_alone(queued, passing):
+            queued = [(entry, self.own(entry, grad, passing)) for entry, grad in queued]
+        grads = [grad for _, grad in queued]
         packed = [
             options.compression.compress(grad.to_dense() if grad.is_sparse else grad)
             for grad in grads

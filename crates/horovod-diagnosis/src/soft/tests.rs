@@ -4,25 +4,25 @@ use horovod_protocol::ProcessSetId;
 
 use super::*;
 
-/// What ranks have asked for, what they wait for and whether softly, as it is and as the coordinator sees it.
+/// Requests and waits of the ranks, soft ones included: the true ones, and the coordinator's view.
 #[derive(Clone, Default)]
 struct World {
     size: u32,
     /// Number, name, who has asked for it.
     pending: Vec<(u64, &'static str, Vec<u32>)>,
     /// Asked for, but the coordinator has not heard of it.
-    held: Vec<(&'static str, u32)>,
+    soft_waits: Vec<(&'static str, u32)>,
     hard: Vec<(u32, &'static str)>,
     soft: Vec<(u32, &'static str)>,
     /// One of its threads computes, whatever the others wait for.
     computes: Option<u32>,
-    looks: usize,
+    polls: usize,
 }
 
 impl Requests for World {
     fn lacks_any(&mut self, ranks: &BTreeSet<Rank>) -> bool {
         let requests = self.incomplete();
-        self.looks += 1;
+        self.polls += 1;
         requests
             .iter()
             .any(|(_, r)| r.missing.iter().any(|rank| ranks.contains(rank)))
@@ -75,7 +75,7 @@ impl World {
         let mut waits_for = waits(&self.hard, 0);
         waits_for.extend(waits(&self.soft, 100 + u64::from(rank)));
         let has = |key: &Key| {
-            self.held
+            self.soft_waits
                 .iter()
                 .any(|(name, r)| **name == *key.1 && *r == rank)
                 || self
@@ -199,7 +199,7 @@ fn while_a_rank_is_merely_slow_nobody_is_asked() {
     ]);
     let mut soft = SoftWatch::default();
     assert_eq!(run(&mut soft, &mut world, 60_000, |_, _| {}).2, 0);
-    assert_eq!(world.looks, 1);
+    assert_eq!(world.polls, 1);
     assert_eq!(soft.deadline(), None, "until something comes");
     soft.has_news();
     assert_eq!(soft.deadline(), Some(2 * LOOK_INTERVAL));
@@ -215,12 +215,12 @@ fn what_is_on_its_way_or_changes_between_the_questions_proves_nothing() {
         .hard(&[(1, "metric")])
         .soft(&[(0, "presence")]);
     // Rank 1 has asked for the gradients, too, only nobody has heard of it.
-    let mut held = circle.clone();
-    held.held.push(("presence", 1));
-    assert_eq!(watch(&mut held, 1000).0, []);
-    let mut held = circle.clone();
-    held.held.push(("metric", 0));
-    assert_eq!(watch(&mut held, 1000).0, []);
+    let mut soft_waits = circle.clone();
+    soft_waits.soft_waits.push(("presence", 1));
+    assert_eq!(watch(&mut soft_waits, 1000).0, []);
+    let mut soft_waits = circle.clone();
+    soft_waits.soft_waits.push(("metric", 0));
+    assert_eq!(watch(&mut soft_waits, 1000).0, []);
     // The metric ended in between, and this is the next one.
     let mut soft = SoftWatch::default();
     let again = |_: usize, world: &mut World| world.pending[1].0 += 1;
@@ -229,12 +229,12 @@ fn what_is_on_its_way_or_changes_between_the_questions_proves_nothing() {
     let mut soft = SoftWatch::default();
     let once = |n: usize, world: &mut World| {
         if n == 4 {
-            world.held.clear();
+            world.soft_waits.clear();
         }
     };
-    let mut held = circle;
-    held.held.push(("presence", 1));
-    assert_eq!(run(&mut soft, &mut held, 1000, once).0, [(0, 100)]);
+    let mut soft_waits = circle;
+    soft_waits.soft_waits.push(("presence", 1));
+    assert_eq!(run(&mut soft, &mut soft_waits, 1000, once).0, [(0, 100)]);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::check_build;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// What a rank that has imported PyTorch takes, without its model.
+/// Memory of a rank that has imported PyTorch, without its model.
 const RANK_MEMORY: u64 = 400 * MIB;
 /// Below this, batches of data loaders soon fill it.
 const SHM_WANTED: u64 = GIB;
@@ -17,11 +17,11 @@ const SHM_WANTED: u64 = GIB;
 const TMP_WANTED: u64 = 256 * MIB;
 /// Descriptors that a rank has open before it meets another one, and some that imports need for a moment.
 const FILES_OF_RANK: u64 = 14;
-/// What the launcher has open, before and for each host.
+/// Open files of the launcher, before and for each host.
 const FILES_OF_LAUNCHER: (u64, u64) = (20, 4);
-/// What an agent has open before it has ranks.
+/// Open files of an agent before it has ranks.
 const FILES_OF_AGENT: u64 = 12;
-/// Room for what a training script opens: data, workers of data loaders.
+/// Room for the open files of a training script: data, workers of data loaders.
 const FILES_FOR_SCRIPT: u64 = 256;
 /// Threads of a rank beyond those that compute.
 const THREADS: u64 = 16;
@@ -57,7 +57,7 @@ pub(super) fn judge(chart: &Chart, host: &Patient, found: &mut Findings) {
     }
 }
 
-/// What to do when a host cannot be asked; `why` is what is said at the start of a job, too.
+/// Advice for a host that cannot be examined; `why` is the text at the start of a job, too.
 fn fix_of_absence(why: &str) -> &'static str {
     const FIXES: &[(&str, &str)] = &[
         (

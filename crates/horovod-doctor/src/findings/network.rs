@@ -9,11 +9,11 @@ use super::{Findings, Severity};
 const MUCH_SLOWER: f64 = 3.0;
 /// Measured ways from which on there is something to compare with.
 const ROUTES_TO_COMPARE: usize = 6;
-/// What a network of 1 Gbit/s gives, and a little more.
+/// Rate of a network of 1 Gbit/s, and a little more.
 const GIGABIT: f64 = 0.13e9;
 /// From this round trip on, the number of messages counts more than the bandwidth.
 const FAR_NS: u64 = 4_000_000;
-/// What an address that swallows everything costs at every start.
+/// Delay at every start for an address that swallows everything.
 const ATTEMPT_S: usize = 3;
 
 pub(super) fn judge(chart: &Chart, found: &mut Findings) {

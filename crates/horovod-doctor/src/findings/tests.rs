@@ -1,4 +1,4 @@
-//! What is concluded from which facts. Each test changes one thing on hosts that nothing is wrong with.
+//! Tests of the conclusions from facts. Each test changes one thing on hosts that nothing is wrong with.
 
 mod gpus;
 

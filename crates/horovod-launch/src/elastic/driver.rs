@@ -29,7 +29,7 @@ pub(super) struct WorkerProcess {
     pub(super) host: String,
     pub(super) local: u32,
     pub(super) phase: Phase,
-    pub(super) held: u8,
+    pub(super) training_state: u8,
     /// Its training state is older than the state of the last round.
     pub(super) is_stale: bool,
     /// Its slot is gone: when it is ended if it has not left by itself.
@@ -48,11 +48,11 @@ pub(super) struct WorkerProcess {
 
 impl WorkerProcess {
     pub(super) fn holds(&self) -> bool {
-        self.held > 0 && !self.is_stale && !self.is_going
+        self.training_state > 0 && !self.is_stale && !self.is_going
     }
 
     pub(super) fn is_current(&self) -> bool {
-        self.held > 1 && !self.is_stale
+        self.training_state > 1 && !self.is_stale
     }
 
     pub(super) fn stays(&self) -> bool {
@@ -159,7 +159,10 @@ impl Driver {
             }
             Event::HostLost { host, why, code } => self.on_host_lost(now, &host, &why, code),
             Event::HostGone { host, why } => self.on_host_gone(now, &host, &why),
-            Event::Joined { worker, held } => self.on_joined(now, worker, held),
+            Event::Joined {
+                worker,
+                training_state,
+            } => self.on_joined(now, worker, training_state),
             Event::Away(worker) => {
                 let was_member = self.round.contains(&worker);
                 if let Some(w) = self.workers.get_mut(&worker) {
@@ -170,11 +173,14 @@ impl Driver {
                     };
                 }
             }
-            Event::Held { worker, held } => {
+            Event::StateChanged {
+                worker,
+                training_state,
+            } => {
                 // Also of a worker whose end came to be known first.
-                self.has_state |= held > 0;
+                self.has_state |= training_state > 0;
                 if let Some(w) = self.workers.get_mut(&worker) {
-                    w.held = held;
+                    w.training_state = training_state;
                 }
             }
             Event::Silent { worker, by } => self.on_silent(now, worker, by),
@@ -261,7 +267,7 @@ impl Driver {
         });
     }
 
-    pub(super) fn on_joined(&mut self, now: Time, worker: WorkerId, held: u8) {
+    pub(super) fn on_joined(&mut self, now: Time, worker: WorkerId, training_state: u8) {
         let is_member = self.round.contains(&worker);
         let Some(w) = self.workers.get_mut(&worker) else {
             let why = "its process is not one of the job".to_owned();
@@ -271,8 +277,8 @@ impl Driver {
         w.phase = Phase::Waiting;
         w.silent_until = None;
         w.seen_stopped = 0;
-        w.held = held;
-        self.has_state |= held > 0;
+        w.training_state = training_state;
+        self.has_state |= training_state > 0;
         if is_member {
             self.waiting_since.get_or_insert(now);
         }
@@ -500,7 +506,7 @@ impl Driver {
                             host: host.name.clone(),
                             local,
                             phase: Phase::Starting,
-                            held: 0,
+                            training_state: 0,
                             is_stale: false,
                             leave_by: None,
                             is_going: false,
@@ -563,11 +569,23 @@ pub(super) mod tests {
         driver.handle(at(0), Event::Hosts(vec![("h".into(), 3)]));
         driver.handle(at(0), Event::HostReady("h".into()));
         for worker in 0..3 {
-            driver.handle(at(1), Event::Joined { worker, held: 0 });
+            driver.handle(
+                at(1),
+                Event::Joined {
+                    worker,
+                    training_state: 0,
+                },
+            );
         }
         driver.handle(at(2), Event::Up);
         for worker in 0..3 {
-            driver.handle(at(2), Event::Held { worker, held: 2 });
+            driver.handle(
+                at(2),
+                Event::StateChanged {
+                    worker,
+                    training_state: 2,
+                },
+            );
         }
         while driver.poll_action().is_some() {}
         driver

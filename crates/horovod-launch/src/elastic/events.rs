@@ -66,16 +66,16 @@ pub enum Event {
         /// Which.
         worker: WorkerId,
         /// Its training state: 0 for none, 1 for its last commit, 2 for the same state as all others of its round.
-        held: u8,
+        training_state: u8,
     },
     /// It does not wait any more.
     Away(WorkerId),
     /// The training state of a member has changed.
-    Held {
+    StateChanged {
         /// Which.
         worker: WorkerId,
         /// As in `Joined`.
-        held: u8,
+        training_state: u8,
     },
     /// A member of the last round says that another does not answer.
     Silent {
@@ -84,7 +84,7 @@ pub enum Event {
         /// The reporting worker.
         by: WorkerId,
     },
-    /// The answer to [`Action::Look`].
+    /// The answer to [`Action::CheckStopped`].
     StoppedState {
         /// Of whom.
         worker: WorkerId,

@@ -24,7 +24,7 @@ pub trait Executor {
     fn end(&mut self, worker: WorkerId);
 
     /// Find out whether a signal has stopped this worker, whose own process number is `pid`, and pass the answer to
-    /// [`Supervisor::looked`](super::Supervisor::looked). An executor that cannot find out does nothing: the worker
+    /// [`Supervisor::stopped_state`](super::Supervisor::stopped_state). An executor that cannot find out does nothing: the worker
     /// then counts as running.
     fn check_stopped(&mut self, worker: WorkerId, pid: u32) {
         let _ = (worker, pid);
@@ -72,7 +72,7 @@ impl NewWorker<'_> {
     }
 }
 
-/// Message of [`Executor::tell`].
+/// Message of [`Executor::notify`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum News<'a> {

@@ -336,7 +336,13 @@ mod tests {
         driver.handle(seconds(0), Event::HostReady(a));
         driver.handle(seconds(0), Event::HostReady(b.clone()));
         for worker in 0..2 {
-            driver.handle(seconds(1), Event::Joined { worker, held: 0 });
+            driver.handle(
+                seconds(1),
+                Event::Joined {
+                    worker,
+                    training_state: 0,
+                },
+            );
         }
         driver.handle(seconds(2), Event::Up);
         while driver.poll_action().is_some() {}

@@ -304,8 +304,11 @@ mod tests {
         (rounds, announced)
     }
 
-    fn joined(worker: WorkerId, held: u8) -> Event {
-        Event::Joined { worker, held }
+    fn joined(worker: WorkerId, training_state: u8) -> Event {
+        Event::Joined {
+            worker,
+            training_state,
+        }
     }
 
     #[test]
@@ -326,7 +329,13 @@ mod tests {
         feed(d, Event::HostReady("a".to_owned()));
         assert_eq!(feed(d, joined(0, 0)).0, [[0]]);
         feed(d, Event::Up);
-        feed(d, Event::Held { worker: 0, held: 2 });
+        feed(
+            d,
+            Event::StateChanged {
+                worker: 0,
+                training_state: 2,
+            },
+        );
         // Its host goes, another one comes.
         feed(d, Event::Hosts(vec![("b".to_owned(), 1)]));
         feed(d, Event::HostReady("b".to_owned()));
@@ -334,7 +343,17 @@ mod tests {
         // It hands over what it has, in a round with its successor, and leaves.
         assert_eq!(feed(d, joined(0, 2)).0, [[0, 1]]);
         feed(d, Event::Up);
-        assert_eq!(feed(d, Event::Held { worker: 1, held: 2 }).1, [1]);
+        assert_eq!(
+            feed(
+                d,
+                Event::StateChanged {
+                    worker: 1,
+                    training_state: 2
+                }
+            )
+            .1,
+            [1]
+        );
         feed(d, joined(1, 2));
         assert_eq!(feed(d, joined(0, 2)).0, [[1]]);
     }

@@ -10,7 +10,7 @@ use super::events::{Time, WorkerId};
 /// are cut off.
 const SILENT_GRACE: Duration = Duration::from_secs(3);
 /// Between two looks whether it can be spared.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const RECHECK: Duration = Duration::from_secs(1);
 
 impl Driver {
     pub(super) fn on_silent(&mut self, now: Time, worker: WorkerId, by: WorkerId) {
@@ -44,7 +44,7 @@ impl Driver {
                 w.is_condemned = true;
                 self.stop(id);
             } else {
-                w.silent_until = Some(now + LOOK_AGAIN);
+                w.silent_until = Some(now + RECHECK);
             }
         }
     }
@@ -83,8 +83,20 @@ mod tests {
     fn who_is_silent_is_ended_when_the_others_are_in_the_waiting_set() {
         let mut driver = round_of_three();
         driver.handle(at(10), Event::Silent { worker: 1, by: 0 });
-        driver.handle(at(11), Event::Joined { worker: 0, held: 1 });
-        driver.handle(at(11), Event::Joined { worker: 2, held: 1 });
+        driver.handle(
+            at(11),
+            Event::Joined {
+                worker: 0,
+                training_state: 1,
+            },
+        );
+        driver.handle(
+            at(11),
+            Event::Joined {
+                worker: 2,
+                training_state: 1,
+            },
+        );
         assert_eq!(stopped(&mut driver), []);
         assert_eq!(driver.next_deadline(), Some(at(13)));
         driver.handle_timeout(at(13));
@@ -95,9 +107,21 @@ mod tests {
     fn who_joins_the_waiting_set_or_accuses_others_lives() {
         let mut driver = round_of_three();
         driver.handle(at(10), Event::Silent { worker: 1, by: 0 });
-        driver.handle(at(11), Event::Joined { worker: 1, held: 1 });
+        driver.handle(
+            at(11),
+            Event::Joined {
+                worker: 1,
+                training_state: 1,
+            },
+        );
         driver.handle(at(12), Event::Silent { worker: 2, by: 0 });
-        driver.handle(at(12), Event::Joined { worker: 0, held: 1 });
+        driver.handle(
+            at(12),
+            Event::Joined {
+                worker: 0,
+                training_state: 1,
+            },
+        );
         driver.handle(at(13), Event::Silent { worker: 0, by: 2 });
         driver.handle_timeout(at(60));
         assert_eq!(stopped(&mut driver), []);
@@ -111,7 +135,13 @@ mod tests {
         driver.handle_timeout(at(20));
         assert_eq!(stopped(&mut driver), []);
         assert_eq!(driver.next_deadline(), Some(at(21)));
-        driver.handle(at(30), Event::Joined { worker: 2, held: 1 });
+        driver.handle(
+            at(30),
+            Event::Joined {
+                worker: 2,
+                training_state: 1,
+            },
+        );
         assert_eq!(stopped(&mut driver), [0, 1]);
     }
 }

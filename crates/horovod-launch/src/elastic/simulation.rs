@@ -32,7 +32,7 @@ struct Process {
     host: String,
     local: u32,
     place: Place,
-    held: u8,
+    training_state: u8,
     /// By a signal.
     is_stopped: bool,
     /// It will not be asked again: it is ending.
@@ -253,7 +253,7 @@ impl World {
             host,
             local,
             place: Place::Importing,
-            held: 0,
+            training_state: 0,
             is_stopped: false,
             is_ending: false,
         };
@@ -271,7 +271,9 @@ impl World {
     }
 
     fn holds(&self, worker: &WorkerId) -> bool {
-        self.processes.get(worker).is_some_and(|p| p.held > 0)
+        self.processes
+            .get(worker)
+            .is_some_and(|p| p.training_state > 0)
     }
 
     fn form(&mut self, members: Vec<WorkerId>, needs_sync: bool) {
@@ -309,7 +311,7 @@ impl World {
         );
         let current = members
             .iter()
-            .all(|m| self.processes.get(m).is_some_and(|p| p.held == 2));
+            .all(|m| self.processes.get(m).is_some_and(|p| p.training_state == 2));
         self.check(
             needs_sync || current || dead,
             "left out a sync that is needed",
@@ -378,12 +380,15 @@ impl World {
         }
     }
 
-    fn join(&mut self, worker: WorkerId, held: Option<u8>) {
+    fn join(&mut self, worker: WorkerId, training_state: Option<u8>) {
         if let Some(p) = self.processes.get_mut(&worker) {
             p.place = Place::WaitingSet;
-            p.held = held.unwrap_or(p.held);
-            let held = p.held;
-            self.feed(Event::Joined { worker, held });
+            p.training_state = training_state.unwrap_or(p.training_state);
+            let training_state = p.training_state;
+            self.feed(Event::Joined {
+                worker,
+                training_state,
+            });
         }
     }
 
@@ -416,9 +421,12 @@ impl World {
                         let Some(p) = self.processes.get_mut(&worker) else {
                             continue;
                         };
-                        p.held = 2;
+                        p.training_state = 2;
                         self.had_state = true;
-                        self.feed(Event::Held { worker, held: 2 });
+                        self.feed(Event::StateChanged {
+                            worker,
+                            training_state: 2,
+                        });
                     }
                 }
             }
@@ -433,7 +441,7 @@ impl World {
                         if let Some(p) = self.processes.get_mut(&worker)
                             && !synced
                         {
-                            p.held = p.held.min(1);
+                            p.training_state = p.training_state.min(1);
                         }
                         self.plan(after, Happening::Notices(worker, round));
                     }
@@ -444,8 +452,8 @@ impl World {
                 if self.processes.get(&worker).is_some_and(inside) {
                     // After a loss each goes back to its last commit.
                     let lost = self.members.iter().any(|m| !self.processes.contains_key(m));
-                    let held = self.processes[&worker].held;
-                    self.join(worker, lost.then_some(held.min(1)));
+                    let training_state = self.processes[&worker].training_state;
+                    self.join(worker, lost.then_some(training_state.min(1)));
                 }
             }
             Happening::GivesUp(by, worker, round) => {

@@ -103,7 +103,13 @@ mod tests {
     }
 
     fn join(driver: &mut Driver, now: Time, worker: WorkerId) {
-        driver.handle(now, Event::Joined { worker, held: 1 });
+        driver.handle(
+            now,
+            Event::Joined {
+                worker,
+                training_state: 1,
+            },
+        );
     }
 
     /// Lets this time pass; reports the workers for whom `is_stopped` holds as stopped. Returns the ended workers, and
@@ -170,7 +176,13 @@ mod tests {
     fn the_last_that_holds_the_state_is_not_ended() {
         let mut driver = round_of_three();
         driver.expect_life_within(Some(LIMIT));
-        driver.handle(at(1000), Event::Joined { worker: 0, held: 0 });
+        driver.handle(
+            at(1000),
+            Event::Joined {
+                worker: 0,
+                training_state: 0,
+            },
+        );
         let (ended, _) = pass(&mut driver, 1000..1300, |worker| worker > 0);
         assert_eq!(ended, []);
         join(&mut driver, at(1300), 2);
@@ -208,7 +220,10 @@ mod tests {
             notes
         };
         // Two wait without it; or it is alone.
-        let new = |worker| Event::Joined { worker, held: 0 };
+        let new = |worker| Event::Joined {
+            worker,
+            training_state: 0,
+        };
         let signal = || Cause::Exit(ExitStatus::Signal(9));
         let exited = |worker| Event::Exited {
             worker,

@@ -148,7 +148,7 @@ impl<E: Executor> Supervisor<E> {
         self.forget(worker);
     }
 
-    /// The answer to [`Executor::look`].
+    /// The answer to [`Executor::check_stopped`].
     pub fn stopped_state(&mut self, worker: WorkerId, is_stopped: bool) {
         self.handle(Event::StoppedState { worker, is_stopped });
     }
@@ -230,7 +230,7 @@ impl<E: Executor> Supervisor<E> {
         match event {
             ServerEvent::Joined {
                 worker,
-                held,
+                training_state,
                 pid,
                 heartbeat,
             } => {
@@ -238,10 +238,19 @@ impl<E: Executor> Supervisor<E> {
                     w.pid = Some(pid);
                 }
                 self.driver.expect_life_within(heartbeat);
-                self.handle(Event::Joined { worker, held });
+                self.handle(Event::Joined {
+                    worker,
+                    training_state,
+                });
             }
             ServerEvent::Away { worker } => self.handle(Event::Away(worker)),
-            ServerEvent::Held { worker, held } => self.handle(Event::Held { worker, held }),
+            ServerEvent::StateChanged {
+                worker,
+                training_state,
+            } => self.handle(Event::StateChanged {
+                worker,
+                training_state,
+            }),
             ServerEvent::Silent { who, by } => self.handle(Event::Silent { worker: who, by }),
             ServerEvent::Up(generation) => {
                 self.executor.notify(News::Round {

@@ -253,7 +253,13 @@ mod tests {
         );
         // They go on among themselves, no fewer than --min-np.
         for worker in [0, 2] {
-            driver.handle(at(110), Event::Joined { worker, held: 2 });
+            driver.handle(
+                at(110),
+                Event::Joined {
+                    worker,
+                    training_state: 2,
+                },
+            );
         }
         driver.handle(at(111), Event::Up);
         driver.handle(at(120), left(0));
@@ -276,7 +282,13 @@ mod tests {
         driver.policy.min_np = 3;
         driver.handle(at(10), left(1));
         for worker in [0, 2] {
-            driver.handle(at(11), Event::Joined { worker, held: 2 });
+            driver.handle(
+                at(11),
+                Event::Joined {
+                    worker,
+                    training_state: 2,
+                },
+            );
         }
         let (notes, _) = news(&mut driver);
         let notes = notes.join("\n");
@@ -320,7 +332,13 @@ mod tests {
         let mut driver = Driver::new(policy());
         driver.handle(at(0), Event::Hosts(vec![("h".into(), 2)]));
         driver.handle(at(0), Event::HostReady("h".into()));
-        driver.handle(at(1), Event::Joined { worker: 0, held: 0 });
+        driver.handle(
+            at(1),
+            Event::Joined {
+                worker: 0,
+                training_state: 0,
+            },
+        );
         pass(&mut driver, at(25));
         let (notes, _) = news(&mut driver);
         assert_eq!(notes.len(), 2, "{notes:?}");
@@ -329,12 +347,24 @@ mod tests {
             "waiting for 10 s: 2 workers are needed (-np), 1 are ready, 1 started but have not called init; hosts: \
              h:2 (2 run); it is given up in 50 s (--elastic-timeout)"
         );
-        driver.handle(at(26), Event::Joined { worker: 1, held: 0 });
+        driver.handle(
+            at(26),
+            Event::Joined {
+                worker: 1,
+                training_state: 0,
+            },
+        );
         driver.handle(at(26), Event::Up);
         pass(&mut driver, at(500));
         assert_eq!(news(&mut driver), (vec![], None));
         // A round is lost: who is out waits for who is not.
-        driver.handle(at(500), Event::Joined { worker: 0, held: 2 });
+        driver.handle(
+            at(500),
+            Event::Joined {
+                worker: 0,
+                training_state: 2,
+            },
+        );
         pass(&mut driver, at(511));
         let (notes, _) = news(&mut driver);
         assert_eq!(notes.len(), 1, "{notes:?}");
@@ -350,7 +380,13 @@ mod tests {
         driver.handle(at(0), Event::Hosts(vec![("h".into(), 2)]));
         driver.handle(at(0), Event::HostReady("h".into()));
         driver.handle(at(1), left(0));
-        driver.handle(at(2), Event::Joined { worker: 1, held: 0 });
+        driver.handle(
+            at(2),
+            Event::Joined {
+                worker: 1,
+                training_state: 0,
+            },
+        );
         let Some(Ending::Failure { code, why, .. }) = news(&mut driver).1 else {
             panic!("no failure");
         };

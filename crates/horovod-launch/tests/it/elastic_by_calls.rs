@@ -84,11 +84,11 @@ impl Executor for Threads {
         let environment = new.environment().into_iter();
         let environment: BTreeMap<String, String> =
             environment.map(|(n, v)| (text(n), text(v))).collect();
-        let (orders, heard) = channel();
+        let (orders, received_orders) = channel();
         let (number, reports) = (new.worker, self.reports.clone());
         let own = environment.clone();
         let thread = std::thread::spawn(move || {
-            let status = work(number, &own, &heard, &reports);
+            let status = work(number, &own, &received_orders, &reports);
             // The test may be over.
             let _ = reports.send(Report::Ended(number, status));
         });
@@ -131,7 +131,7 @@ fn work(
     config.elastic = Some(Membership {
         worker,
         // As if restored from a file: what is told later may arrive after the death that a test lets follow.
-        held: 2,
+        training_state: 2,
         wait_timeout: LIMIT,
     });
     loop {

@@ -57,9 +57,9 @@ impl Merge {
                 if let Submission::Of {
                     ranks: mine,
                     subtrees: tops,
-                    item: said,
+                    item: submission,
                 } = there
-                    && **said == item
+                    && **submission == item
                     && apart(mine, ranks)
                     && apart(tops, subtrees)
                 {
@@ -102,13 +102,13 @@ fn extended(outbox: &mut Outbox, ranks: &[Rank], subtrees: &[Rank], item: &Submi
         Some(Submission::Of {
             ranks: mine,
             subtrees: tops,
-            item: said,
+            item: submission,
         }),
     ) = (item, outbox.last_mut())
     else {
         return false;
     };
-    let Submission::Hits(run) = &mut **said else {
+    let Submission::Hits(run) = &mut **submission else {
         return false;
     };
     mine == ranks && tops == subtrees && run.append(*more)

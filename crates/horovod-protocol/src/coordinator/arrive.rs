@@ -281,12 +281,12 @@ impl Coordinator {
             return;
         };
         let since = block.since(bit);
-        let said = block.open(bit);
-        let (Some(set), Some(first)) = (self.sets.get(*set), said.first()) else {
+        let ranks = block.open(bit);
+        let (Some(set), Some(first)) = (self.sets.get(*set), ranks.first()) else {
             return;
         };
         let mut arrived = self.spare.pop().unwrap_or_default();
-        for position in &said {
+        for position in &ranks {
             let link = self.sets.links.get(set.to[*position] as usize);
             match &link.below {
                 None => {

@@ -6,7 +6,7 @@ use horovod_launch::elastic::{Ending, WorkerId};
 use horovod_transport::rendezvous::RankAssignment;
 
 use super::process::{Process, Stage};
-use super::script::{Held, Model};
+use super::script::{Model, TrainingState};
 use super::world::{HEARTBEAT_TIMEOUT, Happening, SECOND, World};
 use crate::trace::Digest;
 
@@ -72,7 +72,7 @@ impl World {
 
     fn holds(&self, worker: &WorkerId) -> bool {
         let process = self.processes.get(worker);
-        process.is_some_and(|p| p.script.held > Held::Nothing)
+        process.is_some_and(|p| p.script.training_state > TrainingState::Nothing)
     }
 
     /// The driver forms a round.
@@ -146,9 +146,9 @@ impl World {
             format!("worker {worker} is in generation {generation} after {before:?}")
         });
         if let Some(known) = self.generations.get(&generation) {
-            let mut told = members.iter().map(|(worker, _)| worker);
-            let alike = known.members.iter().all(|m| told.next() == Some(m));
-            let alike = alike && told.next().is_none();
+            let mut workers = members.iter().map(|(worker, _)| worker);
+            let alike = known.members.iter().all(|m| workers.next() == Some(m));
+            let alike = alike && workers.next().is_none();
             self.check(alike, || {
                 format!("two memberships of generation {generation}")
             });
@@ -195,7 +195,7 @@ impl World {
         &mut self,
         worker: WorkerId,
         root: usize,
-        held: Held,
+        training_state: TrainingState,
         everyone: &[(bool, u64)],
     ) {
         let newest = everyone.iter().filter(|(holds, _)| *holds).map(|(_, c)| *c);
@@ -203,9 +203,10 @@ impl World {
             return;
         };
         let commits = everyone[root].1;
-        self.check(held > Held::Nothing && commits == newest, || {
-            format!("the state comes from rank {root}, which has commit {commits} of {newest}")
-        });
+        self.check(
+            training_state > TrainingState::Nothing && commits == newest,
+            || format!("the state comes from rank {root}, which has commit {commits} of {newest}"),
+        );
         self.check_agreement(worker, newest);
     }
 
@@ -224,7 +225,9 @@ impl World {
         }
         let mut holders = self.processes.iter().filter(|(id, p)| {
             let is_part = self.known.contains_key(id) && !self.stopping.contains(id);
-            is_part && p.script.held > Held::Nothing && p.script.commits >= completed
+            is_part
+                && p.script.training_state > TrainingState::Nothing
+                && p.script.commits >= completed
         });
         let holder = holders.next().map(|(id, _)| *id);
         self.check(holder.is_none(), || {
@@ -296,7 +299,7 @@ impl World {
         };
         let host = &self.hosts[process.host];
         let is_well = !host.cut_in && !host.cut_out && self.known.contains_key(&worker);
-        if status == 1 && is_well && process.script.held > Held::Nothing {
+        if status == 1 && is_well && process.script.training_state > TrainingState::Nothing {
             self.ledger.gave_up.push(worker);
         }
         if let Some(engine) = &process.engine

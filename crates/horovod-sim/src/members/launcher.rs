@@ -225,12 +225,25 @@ impl World {
 
     pub(super) fn take_report(&mut self) {
         match self.reports.pop_front() {
-            Some(ServerEvent::Joined { worker, held, .. }) => {
-                self.feed_driver(Event::Joined { worker, held });
+            Some(ServerEvent::Joined {
+                worker,
+                training_state,
+                ..
+            }) => {
+                self.feed_driver(Event::Joined {
+                    worker,
+                    training_state,
+                });
             }
             Some(ServerEvent::Away { worker }) => self.feed_driver(Event::Away(worker)),
-            Some(ServerEvent::Held { worker, held }) => {
-                self.feed_driver(Event::Held { worker, held });
+            Some(ServerEvent::StateChanged {
+                worker,
+                training_state,
+            }) => {
+                self.feed_driver(Event::StateChanged {
+                    worker,
+                    training_state,
+                });
             }
             Some(ServerEvent::Up(generation)) => {
                 self.log(format!("round {} stands", generation.0));

@@ -164,7 +164,7 @@ impl World {
             }
             return self.goes_after(worker, SECOND);
         }
-        let held = process.script.held;
+        let training_state = process.script.training_state;
         self.next_client += 1;
         let client = self.next_client;
         self.clients.insert(client, (worker, host));
@@ -174,7 +174,7 @@ impl World {
         }
         let join = WorkerMessage::Join {
             worker,
-            held: held as u8,
+            training_state: training_state as u8,
             timeout_ms: self.connect_timeout / MS,
             host: super::launcher::name_of(host),
             fan_out: self.fan_out,

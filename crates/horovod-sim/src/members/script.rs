@@ -19,14 +19,14 @@ const FRUITLESS_MAX: u32 = 3;
 
 /// A process's training state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Held {
+pub(super) enum TrainingState {
     #[default]
     Nothing = 0,
     Committed = 1,
     Live = 2,
 }
 
-impl Held {
+impl TrainingState {
     fn of(number: u64) -> Self {
         match number {
             0 => Self::Nothing,
@@ -70,7 +70,7 @@ pub(super) struct Script {
     live: Model,
     saved: Model,
     pub(super) commits: u64,
-    pub(super) held: Held,
+    pub(super) training_state: TrainingState,
     sync_wanted: Option<bool>,
     seen: u64,
     commits_at_start: u64,
@@ -91,7 +91,10 @@ impl Script {
 
     pub(super) fn describe(&self) -> String {
         let (doing, steps, commits) = (self.doing, self.live.steps, self.commits);
-        format!("{doing:?}, {:?}, step {steps}, commit {commits}", self.held)
+        format!(
+            "{doing:?}, {:?}, step {steps}, commit {commits}",
+            self.training_state
+        )
     }
 }
 
@@ -167,7 +170,12 @@ impl World {
         };
         script.seen = 0;
         let wanted = *script.sync_wanted.get_or_insert(true);
-        let mine = vec![1, script.held as u64, script.commits, u64::from(wanted)];
+        let mine = vec![
+            1,
+            script.training_state as u64,
+            script.commits,
+            u64::from(wanted),
+        ];
         let request = request("elastic.agree", Op::Allgather, 4);
         self.ask(worker, Doing::Agrees, vec![(request, mine)]);
     }
@@ -229,20 +237,22 @@ impl World {
 
     /// `_agree_and_sync`.
     fn agreed(&mut self, worker: WorkerId, numbers: &[u64]) {
-        let everyone: Vec<(Held, u64, bool)> = numbers
+        let everyone: Vec<(TrainingState, u64, bool)> = numbers
             .chunks(4)
-            .map(|entry| (Held::of(entry[1]), entry[2], entry[3] != 0))
+            .map(|entry| (TrainingState::of(entry[1]), entry[2], entry[3] != 0))
             .collect();
         let Some(script) = self.script(worker) else {
             return;
         };
-        let has_new = everyone.iter().any(|(held, ..)| *held == Held::Nothing);
+        let has_new = everyone
+            .iter()
+            .any(|(training_state, ..)| *training_state == TrainingState::Nothing);
         script.members_changed = everyone.len() != script.size || has_new;
         script.size = everyone.len();
         let commits = script.commits;
-        let alike = everyone
-            .iter()
-            .all(|(held, theirs, wanted)| *held == Held::Live && *theirs == commits && !wanted);
+        let alike = everyone.iter().all(|(training_state, theirs, wanted)| {
+            *training_state == TrainingState::Live && *theirs == commits && !wanted
+        });
         if alike {
             let live = script.live;
             self.check_agreement(worker, commits);
@@ -250,11 +260,11 @@ impl World {
             return self.begins_to_train(worker);
         }
         let key = |rank: &usize| {
-            let (held, commits, _) = everyone[*rank];
+            let (training_state, commits, _) = everyone[*rank];
             (
-                held > Held::Nothing,
+                training_state > TrainingState::Nothing,
                 commits,
-                held,
+                training_state,
                 std::cmp::Reverse(*rank),
             )
         };
@@ -276,14 +286,14 @@ impl World {
         };
         script.sync_wanted = Some(false);
         script.commits_at_start = script.commits;
-        self.hold(worker, Held::Live);
+        self.hold(worker, TrainingState::Live);
         self.computes(worker);
     }
 
-    fn hold(&mut self, worker: WorkerId, held: Held) {
+    fn hold(&mut self, worker: WorkerId, training_state: TrainingState) {
         if let Some(script) = self.script(worker) {
-            script.held = held;
-            self.send_to_rendezvous(worker, &WorkerMessage::Holds(held as u8));
+            script.training_state = training_state;
+            self.send_to_rendezvous(worker, &WorkerMessage::StateChanged(training_state as u8));
         }
     }
 
@@ -374,8 +384,8 @@ impl World {
                 }
             }
             script.live = script.saved;
-            if script.held != Held::Nothing {
-                self.hold(worker, Held::Committed);
+            if script.training_state != TrainingState::Nothing {
+                self.hold(worker, TrainingState::Committed);
             }
         }
         self.reset(worker);
@@ -421,7 +431,9 @@ impl World {
     }
 }
 
-fn everyone_holds(everyone: &[(Held, u64, bool)]) -> Vec<(bool, u64)> {
-    let holds = |(held, commits, _): &(Held, u64, bool)| (*held > Held::Nothing, *commits);
+fn everyone_holds(everyone: &[(TrainingState, u64, bool)]) -> Vec<(bool, u64)> {
+    let holds = |(training_state, commits, _): &(TrainingState, u64, bool)| {
+        (*training_state > TrainingState::Nothing, *commits)
+    };
     everyone.iter().map(holds).collect()
 }

@@ -182,12 +182,12 @@ fn what_is_late_is_listed_and_giving_up_ends_everything_with_its_own_kind_of_err
     assert!(job.workers[0].is_pending(ProcessSetId::GLOBAL, "a"));
     assert!(!job.workers[1].is_pending(ProcessSetId::GLOBAL, "a"));
     let late = job.coordinator.late(Time(7), Time(0));
-    let told: Vec<_> = late
+    let late: Vec<_> = late
         .iter()
         .map(|r| (&*r.name, r.waiting.clone(), r.missing.clone(), r.waited_ns))
         .collect();
     assert_eq!(
-        told,
+        late,
         [
             ("a", vec![Rank(0)], vec![Rank(1), Rank(2)], 7),
             ("b", vec![Rank(1)], vec![Rank(0), Rank(2)], 7)

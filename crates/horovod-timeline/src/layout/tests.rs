@@ -1,4 +1,4 @@
-//! What a reader of the file finds on the tracks.
+//! Tests of the tracks that a reader of the file finds.
 
 use std::collections::BTreeMap;
 
@@ -75,7 +75,7 @@ fn pid_of(events: &[Value], name: &str) -> u64 {
         .unwrap()
 }
 
-/// What the track of a tensor shows, in the order of the file.
+/// Spans on the track of a tensor, in the order of the file.
 fn on_track(events: &[Value], name: &str) -> Vec<(String, String, f64)> {
     let pid = pid_of(events, name);
     events

@@ -157,7 +157,7 @@ pub struct Membership {
     pub worker: u32,
     /// Training state of this worker: 0 for none, 1 for its last commit, 2 for the same state as all others of its last
     /// round.
-    pub held: u8,
+    pub training_state: u8,
     /// How long to wait for the next round; the launcher answers earlier.
     pub wait_timeout: Duration,
 }

@@ -48,7 +48,7 @@ impl Joining {
         let hello = match config.elastic {
             Some(elastic) => ToServer::Join {
                 worker: elastic.worker,
-                held: elastic.held,
+                training_state: elastic.training_state,
                 timeout_ms: ms(config.timeout),
                 member,
                 common,

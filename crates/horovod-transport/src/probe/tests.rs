@@ -39,7 +39,7 @@ fn measures_both_directions_and_the_way_back_plain_and_encrypted() {
 }
 
 #[test]
-fn says_why_not() {
+fn gives_the_reason() {
     let key = JobKey::random().unwrap();
     let server = Server::start(&[Ipv4Addr::LOCALHOST.into()], Ports::Any, key.clone(), 0).unwrap();
     let at = server.addrs()[0].1;

@@ -77,7 +77,7 @@ pub enum ServerEvent {
         /// The worker.
         worker: u32,
         /// 0 nothing, 1 that of its last commit, 2 the same as all others of its round.
-        held: u8,
+        training_state: u8,
         /// Its process, as it calls itself.
         pid: u32,
         /// How long it allows others to be silent.
@@ -89,11 +89,11 @@ pub enum ServerEvent {
         worker: u32,
     },
     /// The training state that a worker of an elastic job has changed.
-    Held {
+    StateChanged {
         /// The worker.
         worker: u32,
         /// As in `Joined`.
-        held: u8,
+        training_state: u8,
     },
     /// A rank gives another up for its silence: its process or its host stands still, or they cannot reach each
     /// other. Both are ranks, and in an elastic job workers.

@@ -60,7 +60,7 @@ impl Rounds {
         Ok(match message {
             ToServer::Join {
                 worker,
-                held,
+                training_state,
                 timeout_ms,
                 member,
                 common,
@@ -72,16 +72,19 @@ impl Rounds {
                 let timeout = Duration::from_millis(timeout_ms.min(1 << 32));
                 let mut todo = vec![Do::Report(ServerEvent::Joined {
                     worker,
-                    held,
+                    training_state,
                     pid: member.pid,
                     heartbeat: common.heartbeat,
                 })];
                 todo.extend(self.join(client, worker, Registration { member, common }, timeout));
                 todo
             }
-            ToServer::Holds { held } => {
+            ToServer::StateChanged { training_state } => {
                 let worker = from;
-                vec![Do::Report(ServerEvent::Held { worker, held })]
+                vec![Do::Report(ServerEvent::StateChanged {
+                    worker,
+                    training_state,
+                })]
             }
             ToServer::Silent { rank } => self.silent(client, rank),
             ToServer::Ready(place) => self.ready(client, place),

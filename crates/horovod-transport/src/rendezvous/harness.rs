@@ -38,7 +38,7 @@ pub enum WorkerMessage {
         /// Its number.
         worker: u32,
         /// Training state that it has.
-        held: u8,
+        training_state: u8,
         /// How long all members may take to be ready.
         timeout_ms: u64,
         /// Its host.
@@ -51,7 +51,7 @@ pub enum WorkerMessage {
     /// It could not take part.
     Failed,
     /// The worker's training state has changed.
-    Holds(u8),
+    StateChanged(u8),
 }
 
 impl WorkerMessage {
@@ -60,13 +60,13 @@ impl WorkerMessage {
         match self.clone() {
             Self::Join {
                 worker,
-                held,
+                training_state,
                 timeout_ms,
                 host,
                 fan_out,
             } => ToServer::Join {
                 worker,
-                held,
+                training_state,
                 timeout_ms,
                 member: MemberEntry {
                     identity: host.clone(),
@@ -88,7 +88,9 @@ impl WorkerMessage {
                 text: "a link could not be made".to_owned(),
             }
             .encode(),
-            Self::Holds(held) => ToServer::Holds { held }.encode(),
+            Self::StateChanged(training_state) => {
+                ToServer::StateChanged { training_state }.encode()
+            }
         }
     }
 }
@@ -382,7 +384,7 @@ fn elastic(mut plan: &[u8]) {
                 rendezvous.connected(client, worker);
                 let honest = WorkerMessage::Join {
                     worker,
-                    held: who >> 6,
+                    training_state: who >> 6,
                     timeout_ms: 1000,
                     host: "h".to_owned(),
                     fan_out: 2,

@@ -99,15 +99,15 @@ pub(crate) enum ToServer {
     /// In an elastic job: this worker would be part of the next round.
     Join {
         worker: u32,
-        held: u8,
+        training_state: u8,
         /// How long all members of a round may take to be ready.
         timeout_ms: u64,
         member: MemberEntry,
         common: Common,
     },
     /// In an elastic job: what this worker holds of the training state.
-    Holds {
-        held: u8,
+    StateChanged {
+        training_state: u8,
     },
     /// A neighbour has said nothing for so long that this rank gives it up.
     Silent {
@@ -305,21 +305,21 @@ impl ToServer {
             }
             Self::Join {
                 worker,
-                held,
+                training_state,
                 timeout_ms,
                 member,
                 common,
             } => {
                 w.u8(3);
                 w.varint(u64::from(*worker));
-                w.u8(*held);
+                w.u8(*training_state);
                 w.varint(*timeout_ms);
                 write_member(w, member);
                 write_common(w, common);
             }
-            Self::Holds { held } => {
+            Self::StateChanged { training_state } => {
                 w.u8(4);
-                w.u8(*held);
+                w.u8(*training_state);
             }
             Self::Silent { rank } => {
                 w.u8(5);
@@ -347,13 +347,13 @@ impl ToServer {
             2 => Self::Failed { text: text(r)? },
             3 => Self::Join {
                 worker: r.varint_u32("worker")?,
-                held: r.u8("held")?,
+                training_state: r.u8("held")?,
                 timeout_ms: r.varint("timeout")?,
                 member: read_member(r)?,
                 common: read_common(r)?,
             },
-            4 => Self::Holds {
-                held: r.u8("held")?,
+            4 => Self::StateChanged {
+                training_state: r.u8("held")?,
             },
             5 => Self::Silent {
                 rank: r.varint_u32("rank")?,

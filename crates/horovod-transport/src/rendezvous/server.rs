@@ -294,7 +294,7 @@ impl ServerThread {
                 }
                 Vec::new()
             }
-            (ToServer::Join { .. } | ToServer::Holds { .. }, Sessions::Fixed(_)) => {
+            (ToServer::Join { .. } | ToServer::StateChanged { .. }, Sessions::Fixed(_)) => {
                 let text = "HOROVOD_ELASTIC is set in this process, but its job is not elastic";
                 let text = text.to_owned();
                 vec![Do::Dismiss(id, ToClient::Refused { text })]

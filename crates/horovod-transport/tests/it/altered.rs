@@ -112,7 +112,7 @@ fn nothing_is_seen_where_nothing_changes() {
 }
 
 #[test]
-fn a_bit_of_control_that_changes_ends_hearing_but_not_speaking() {
+fn a_bit_of_control_that_changes_ends_receiving_but_not_sending() {
     for bit in [0, 8 * 5, 8 * HEAD + 1, 8 * (HEAD + 20)] {
         let mut rigs = flipped(1, true, true, bit);
         rigs[0].control.send(Rank(1), &[b'x'; 30]).unwrap();

@@ -30,18 +30,18 @@ impl Job {
     }
 
     /// A worker joins the waiting set; returns when the server knows it.
-    fn join(&self, worker: u32, held: u8) -> JoinHandle<Result<Mesh, ConnectError>> {
+    fn join(&self, worker: u32, training_state: u8) -> JoinHandle<Result<Mesh, ConnectError>> {
         let addresses = self.server.addrs().to_vec();
         let mut config = MeshConfig::new(Rank(0), 1, self.key.clone(), addresses);
         config.timeout = TIMEOUT;
         config.staging = 1 << 16;
         config.elastic = Some(Membership {
             worker,
-            held,
+            training_state,
             wait_timeout: TIMEOUT,
         });
         let thread = spawn(move || connect(&config));
-        self.expect(&joined(worker, held));
+        self.expect(&joined(worker, training_state));
         thread
     }
 
@@ -69,10 +69,10 @@ impl Job {
     }
 }
 
-fn joined(worker: u32, held: u8) -> ServerEvent {
+fn joined(worker: u32, training_state: u8) -> ServerEvent {
     ServerEvent::Joined {
         worker,
-        held,
+        training_state,
         pid: std::process::id(),
         heartbeat: Some(HEARTBEAT),
     }
@@ -106,7 +106,10 @@ fn the_launcher_says_who_takes_part_and_all_hear_of_changes() {
         }
     }
     rigs[1].control.send_training_state(2);
-    job.expect(&ServerEvent::Held { worker: 3, held: 2 });
+    job.expect(&ServerEvent::StateChanged {
+        worker: 3,
+        training_state: 2,
+    });
     job.server.report_death(Rank(9), "h1", "signal 9");
     match rigs[1].event() {
         ControlEvent::Notice(lost) => {

@@ -258,8 +258,8 @@ pub struct Started {
 /// Whatever tells of more than one member ends in a job of that size or in an error: training alone, once per
 /// process, would go unnoticed for long.
 pub(super) fn detect(r: &Reader<'_>) -> Result<Option<Started>, Error> {
-    let told_size = settings::SIZE.is_set(r.env);
-    if told_size && (settings::RANK.is_set(r.env) || settings::SIZE.read(r.env)? == 1) {
+    let has_size = settings::SIZE.is_set(r.env);
+    if has_size && (settings::RANK.is_set(r.env) || settings::SIZE.read(r.env)? == 1) {
         return Ok(None);
     }
     for scheduler in SCHEDULERS {
@@ -288,8 +288,8 @@ impl Scheduler {
         if self.needs.iter().any(|name| r.text(name).is_none()) {
             return Ok(None);
         }
-        let size_told = r.text(self.size).and_then(|text| text.trim().parse().ok());
-        if self.is_common && size_told.is_none_or(|size: u32| size <= 1) {
+        let size_value = r.text(self.size).and_then(|text| text.trim().parse().ok());
+        if self.is_common && size_value.is_none_or(|size: u32| size <= 1) {
             return Ok(None);
         }
         let (rank, size) = match (r.text(self.rank), r.text(self.size)) {

@@ -364,9 +364,9 @@ impl Pump {
     }
 
     fn handle_frame(&mut self, from: Rank, bytes: Vec<u8>) {
-        let heard = self.handle_message(from, &bytes);
+        let handled = self.handle_message(from, &bytes);
         self.links.give_back(bytes);
-        if let Err(e) = heard {
+        if let Err(e) = handled {
             let cause = LossCause::Unreadable(e.to_string());
             self.end_generation(&PeerLost {
                 rank: from,

@@ -42,7 +42,7 @@ impl GpuWatch {
         is_alone: bool,
     ) -> Option<Watched> {
         let at = device_standing(shared)?.at;
-        self.watch.look(now.0 / NS_PER_MS, at.as_ref(), is_alone)
+        self.watch.check(now.0 / NS_PER_MS, at.as_ref(), is_alone)
     }
 
     /// Some rank's GPU does not end something; only rank 0 is told.

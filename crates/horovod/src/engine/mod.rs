@@ -367,7 +367,7 @@ impl Engine {
     }
 
     /// Tells the launcher that this process holds the training state.
-    pub(crate) fn hold_state(&self, held: crate::init::HeldState) {
+    pub(crate) fn hold_state(&self, held: crate::init::TrainingState) {
         self.shared.round.hold(held as u8);
         self.shared.notifier.notify();
     }

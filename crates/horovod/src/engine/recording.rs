@@ -199,7 +199,7 @@ impl Recording {
     }
 
     /// Another rank's timeline has said something.
-    pub(super) fn hears(&self, received: &OutOfBandMessage<'_>) {
+    pub(super) fn take(&self, received: &OutOfBandMessage<'_>) {
         self.timeline.heard(received.from, received.message);
     }
 

@@ -24,7 +24,7 @@ from horovod.runner.common.service.compute_service import ComputeClient
 
 __all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
 
-_LOOKS_EVERY_S = 1.0
+_POLL_EVERY_S = 1.0
 _HEARTBEAT_MS = 1000
 
 
@@ -88,7 +88,7 @@ class TfDataServiceConfig:
     def read(filename: str, wait_for_file_creation: bool = False) -> "TfDataServiceConfig":
         """Read a file that `write` has written, if asked to once it is there."""
         while wait_for_file_creation and not os.path.exists(filename):
-            time.sleep(_LOOKS_EVERY_S)
+            time.sleep(_POLL_EVERY_S)
         with open(filename) as file:
             return TfDataServiceConfig.from_dict(json.load(file))
 

@@ -13,8 +13,8 @@ from horovod.common._snapshot import MayWait
 from horovod.common._state_handlers import (
     HandlerRegistry,
     HoldsModelAndOptimizer,
-    ModelHeld,
-    OptimizerHeld,
+    ModelT,
+    OptimizerT,
     Registry,
     SnapshotHandler,
     StateHandler,
@@ -123,7 +123,7 @@ def set_handler_registry(registry: Sequence[tuple[type, type[StateHandler]]]) ->
     _registry.pairs = list(registry)
 
 
-class TorchState(HoldsModelAndOptimizer[ModelHeld, OptimizerHeld]):
+class TorchState(HoldsModelAndOptimizer[ModelT, OptimizerT]):
     """State of a training with PyTorch.
 
     Snapshots are copies in host memory, allocated once; there are two, one complete and one being written.
@@ -154,8 +154,8 @@ class TorchState(HoldsModelAndOptimizer[ModelHeld, OptimizerHeld]):
 
     def __init__(
         self,
-        model: ModelHeld = None,  # type: ignore[assignment]
-        optimizer: OptimizerHeld = None,  # type: ignore[assignment]
+        model: ModelT = None,  # type: ignore[assignment]
+        optimizer: OptimizerT = None,  # type: ignore[assignment]
         **kwargs: Any,
     ) -> None:
         self._waits_before_step = False

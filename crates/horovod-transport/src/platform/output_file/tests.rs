@@ -189,11 +189,11 @@ fn a_file_of_a_shared_folder_is_made_anew() {
         let folders = Folders::new(mode);
         let path = folders.path("file");
         put(&path, "first").unwrap();
-        let held = File::open(&path).unwrap();
+        let opened = File::open(&path).unwrap();
         put(&path, "second").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "second");
         let now = fs::metadata(&path).unwrap().ino();
-        assert_eq!(held.metadata().unwrap().ino() == now, is_same);
+        assert_eq!(opened.metadata().unwrap().ino() == now, is_same);
     }
 }
 

@@ -59,12 +59,12 @@ fn every_message_survives_the_wire() {
         },
         ToServer::Join {
             worker: 70_000,
-            held: 2,
+            training_state: 2,
             timeout_ms: 30_000,
             member: member(),
             common: common(),
         },
-        ToServer::Holds { held: 1 },
+        ToServer::StateChanged { training_state: 1 },
         ToServer::Silent { rank: 70_000 },
         ToServer::Unreached(unreached()),
     ] {

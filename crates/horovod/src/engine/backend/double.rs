@@ -30,7 +30,7 @@ struct State {
     /// Executions that have not ended, with the parts of those who have started them.
     gathered: BTreeMap<(u32, Seq), Vec<Part>>,
     /// Nothing ends for now.
-    held: bool,
+    paused: bool,
     /// At this rank the execution after so many fails.
     fails: Option<(Rank, usize)>,
     last: Seq,
@@ -66,7 +66,7 @@ impl Fabric {
             state: Mutex::new(State {
                 rng: Rng::new(seed),
                 gathered: BTreeMap::new(),
-                held: false,
+                paused: false,
                 fails: None,
                 last: Seq(0),
                 closed: false,
@@ -87,8 +87,8 @@ impl Fabric {
     }
 
     /// Let executions start but none end, or go on.
-    pub(super) fn hold(&self, held: bool) {
-        self.lock().held = held;
+    pub(super) fn hold(&self, paused: bool) {
+        self.lock().paused = paused;
         self.changed.notify_all();
     }
 
@@ -148,7 +148,7 @@ impl Fabric {
             };
             let mut ready: Vec<_> = state.gathered.iter().filter_map(complete).collect();
             ready.sort_by_key(|(_, seq)| *seq);
-            if ready.is_empty() || state.held {
+            if ready.is_empty() || state.paused {
                 state = self.changed.wait(state).unwrap();
                 continue;
             }

@@ -80,27 +80,32 @@ impl Gathered {
         me: usize,
         members: usize,
     ) -> Result<Self, Failure> {
-        let said = item.first_dims.get(i).ok_or_else(|| {
+        let rows_of_all = item.first_dims.get(i).ok_or_else(|| {
             Failure::Local(format!(
                 "{}: no sizes were agreed for tensor {i}",
                 item.name
             ))
         })?;
-        Self::new(said, me, members, tensor)
+        Self::new(rows_of_all, me, members, tensor)
     }
 
     /// Each member reads as much of its own tensor as it is said to have, so that is checked against the tensor.
-    fn new(said: &[u64], me: usize, members: usize, tensor: &Tensor) -> Result<Self, Failure> {
+    fn new(
+        rows_of_all: &[u64],
+        me: usize,
+        members: usize,
+        tensor: &Tensor,
+    ) -> Result<Self, Failure> {
         let own = tensor.rows();
-        if said.len() != members || said.get(me) != Some(&own) {
+        if rows_of_all.len() != members || rows_of_all.get(me) != Some(&own) {
             return Err(Failure::Local(format!(
-                "rank 0 says that the {members} members have {said:?} rows, but this one, number {me}, has {own}"
+                "rank 0 says that the {members} members have {rows_of_all:?} rows, but this one, number {me}, has {own}"
             )));
         }
         let row_bytes = row_bytes_of(tensor)?;
         let (mut rows, mut total) = (0u64, 0usize);
         let mut bytes = Vec::with_capacity(members);
-        for &of_one in said {
+        for &of_one in rows_of_all {
             let size = usize_of(of_one)?
                 .checked_mul(row_bytes)
                 .ok_or_else(too_large)?;
@@ -159,11 +164,11 @@ mod tests {
         let (bytes, total, rows) = (vec![12, 24], 36, 3);
         assert_eq!(good, Gathered { bytes, total, rows });
         // More than it has, the other way round, of too few and of too many members.
-        for said in [&[1, 3][..], &[2, 1], &[1], &[1, 2, 0], &[]] {
-            let error = Gathered::new(said, 1, 2, &mine).unwrap_err();
+        for rows_of_all in [&[1, 3][..], &[2, 1], &[1], &[1, 2, 0], &[]] {
+            let error = Gathered::new(rows_of_all, 1, 2, &mine).unwrap_err();
             assert!(
                 matches!(error, Failure::Local(text) if text.contains("has 2")),
-                "{said:?}"
+                "{rows_of_all:?}"
             );
         }
     }
@@ -171,8 +176,11 @@ mod tests {
     #[test]
     fn a_sum_or_product_beyond_all_memory_is_an_error() {
         let mine = tensor(&[2, 3]);
-        for said in [[u64::MAX, 2], [u64::MAX / 12, 2], [u64::MAX / 12 + 1, 2]] {
-            assert!(Gathered::new(&said, 1, 2, &mine).is_err(), "{said:?}");
+        for rows_of_all in [[u64::MAX, 2], [u64::MAX / 12, 2], [u64::MAX / 12 + 1, 2]] {
+            assert!(
+                Gathered::new(&rows_of_all, 1, 2, &mine).is_err(),
+                "{rows_of_all:?}"
+            );
         }
     }
 }

@@ -195,7 +195,7 @@ fn results_follow_from_the_order_of_starts_alone() {
 fn others_go_on_while_an_execution_is_in_flight() {
     let fabric = Fabric::new(1);
     fabric.hold(true);
-    let held = fabric.clone();
+    let kept_fabric = fabric.clone();
     let sums = on_ranks(
         3,
         &fabric,
@@ -205,7 +205,7 @@ fn others_go_on_while_an_execution_is_in_flight() {
             let first = engine
                 .submit(submission("slow", SUM, &mut slow, Device::Gpu))
                 .unwrap();
-            held.await_started(Rank(rank as u32), 1);
+            kept_fabric.await_started(Rank(rank as u32), 1);
             let second = engine
                 .submit(submission("quick", SUM, &mut quick, Device::Cpu))
                 .unwrap();
@@ -214,7 +214,7 @@ fn others_go_on_while_an_execution_is_in_flight() {
             engine
                 .barrier::<Error>(ProcessSetId::GLOBAL, || Ok(()))
                 .unwrap();
-            held.hold(false);
+            kept_fabric.hold(false);
             finish(engine, first).unwrap();
             (slow[0][0], quick[0][9])
         },
@@ -236,7 +236,7 @@ fn what_is_in_flight_when_the_generation_ends_is_aborted_and_names_the_cause() {
         let ranks = 2 + (seed % 3) as usize;
         let fabric = Fabric::new(seed);
         fabric.hold(true);
-        let held = fabric.clone();
+        let kept_fabric = fabric.clone();
         let errors = on_ranks(
             ranks,
             &fabric,
@@ -247,7 +247,7 @@ fn what_is_in_flight_when_the_generation_ends_is_aborted_and_names_the_cause() {
                 let in_flight = engine
                     .submit(submission("d", SUM, &mut data, Device::Gpu))
                     .unwrap();
-                held.await_started(Rank(rank as u32), 1);
+                kept_fabric.await_started(Rank(rank as u32), 1);
                 let mut last = tensor(&mut other, Device::Cpu);
                 if rank == 1 {
                     last = last.ready_after(Some(Box::new(Broken)));
@@ -462,7 +462,7 @@ fn a_device_that_never_ends_keeps_no_engine_and_is_called_back_by_nobody() {
     let fabric = Fabric::new(1);
     fabric.hold(true);
     fabric.ignore_aborts();
-    let held = fabric.clone();
+    let kept_fabric = fabric.clone();
     let called = Arc::new(Mutex::new(Vec::new()));
     let calls = called.clone();
     // Both leave while it is in flight: the engines end, though nothing can be told of it.
@@ -478,7 +478,7 @@ fn a_device_that_never_ends_keeps_no_engine_and_is_called_back_by_nobody() {
             };
             let stuck = submission("stuck", SUM, data, Device::Gpu);
             engine.submit(stuck.calling(Box::new(callback))).unwrap();
-            held.await_started(Rank(rank as u32), 1);
+            kept_fabric.await_started(Rank(rank as u32), 1);
         },
     );
     assert!(called.lock().unwrap().is_empty());

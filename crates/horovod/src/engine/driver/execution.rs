@@ -170,7 +170,7 @@ impl Driver {
             return matches!(task.memory, OutputMemory::NotAsked)
                 && matches!(task.staging, Staging::NotBegun);
         }
-        let Some((execution, announced)) = self.pump.queue.front_with_numbers() else {
+        let Some((execution, announced)) = self.pump.queue.next_with_numbers() else {
             return false;
         };
         if execution.device != Device::Cpu {

@@ -49,15 +49,15 @@ pub(super) struct Pump {
 #[derive(Default)]
 pub(super) struct CachedTime {
     time: Cell<Option<Time>>,
-    looks: u32,
+    polls: u32,
 }
 
 impl CachedTime {
     /// Another look begins. `true`: it is time to look after the neighbours, too.
     pub(super) fn begin(&mut self) -> bool {
         self.time.set(None);
-        self.looks = self.looks.wrapping_add(1);
-        self.looks.is_multiple_of(POLLS_PER_SILENCE_CHECK)
+        self.polls = self.polls.wrapping_add(1);
+        self.polls.is_multiple_of(POLLS_PER_SILENCE_CHECK)
     }
 
     pub(super) fn of(&self, shared: &EngineState) -> Time {
@@ -179,7 +179,7 @@ impl Pump {
         } else if replicas::is_message(received.message) {
             self.handle_replica(&received);
         } else {
-            self.recording.hears(&received);
+            self.recording.take(&received);
         }
     }
 

@@ -85,7 +85,7 @@ impl ExecutionQueue {
     }
 
     /// The next execution, and numbers that are not in force yet.
-    pub(super) fn front_with_numbers(&mut self) -> Option<(&Execution, &mut Announced)> {
+    pub(super) fn next_with_numbers(&mut self) -> Option<(&Execution, &mut Announced)> {
         Some((self.ready.front()?, &mut self.announced))
     }
 

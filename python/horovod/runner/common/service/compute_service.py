@@ -16,8 +16,8 @@ from horovod.runner.common.util.timeout import TimeoutException
 
 __all__ = ["ComputeClient", "ComputeService"]
 
-_LOOKS_EVERY_S = 0.1
-_LOOKS_FOR_THE_END_EVERY_S = 0.5
+_POLL_EVERY_S = 0.1
+_END_POLL_EVERY_S = 0.5
 # A service that runs answers by then, however short a caller wants to wait for others.
 _ANSWERS_WITHIN_S = 5.0
 
@@ -66,7 +66,7 @@ class ComputeService:
 
     def wait_for_shutdown(self) -> None:
         """Return when a client has asked for the end, or `shutdown` was called."""
-        while not self._closed.wait(_LOOKS_EVERY_S):
+        while not self._closed.wait(_POLL_EVERY_S):
             with self._lock:
                 if self._shut_down:
                     return
@@ -87,7 +87,7 @@ class ComputeService:
         return json.dumps(register).encode()
 
     def _serve(self) -> None:
-        while not self._closed.wait(_LOOKS_EVERY_S):
+        while not self._closed.wait(_POLL_EVERY_S):
             while (delivery := self._server.take()) is not None:
                 with self._lock:
                     self._enter(json.loads(delivery[1]))
@@ -186,7 +186,7 @@ class ComputeClient:
                     return
             except ConnectionError:
                 return
-            time.sleep(_LOOKS_FOR_THE_END_EVERY_S)
+            time.sleep(_END_POLL_EVERY_S)
 
     def shutdown(self) -> None:
         """Shut the service down; if it is gone already, do nothing."""
@@ -235,4 +235,4 @@ class ComputeClient:
                 return result
             if time.monotonic() >= deadline:
                 raise TimeoutException(f"Timeout waiting for {what} ({timeout} s).")
-            time.sleep(_LOOKS_EVERY_S)
+            time.sleep(_POLL_EVERY_S)

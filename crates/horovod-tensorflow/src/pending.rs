@@ -65,7 +65,7 @@ impl Latch {
 
 /// One operation under way.
 #[derive(Debug)]
-pub(crate) struct Flight {
+pub(crate) struct PendingOperation {
     /// The operation's type, for messages.
     operation: &'static str,
     kind: Kind,
@@ -80,7 +80,7 @@ pub(crate) struct Flight {
     started_run: StartedRun,
 }
 
-impl Flight {
+impl PendingOperation {
     pub(crate) fn new(
         operation: &'static str,
         kind: Kind,
@@ -191,21 +191,21 @@ fn failure_of(operation: &str, status: i32, text: String, refused: bool) -> Fail
 /// Hands an operation to the core; its end is told in any case.
 ///
 /// # Safety
-/// The tensors are those that the flight has handles on.
+/// The tensors are those that the pending operation has handles on.
 pub(crate) unsafe fn submit(
     core: &CoreFunctions,
     described: &Described<'_>,
     tensors: &[CoreTensor],
-    flight: Flight,
+    pending: PendingOperation,
 ) {
     let allocate: Option<Allocate> = described.kind.is_late().then_some(allocate);
-    let flight = Box::into_raw(Box::new(flight));
-    // SAFETY: `ended` takes the flight, whose handles keep the memory until then.
-    let submitted = unsafe { core.enqueue(described, tensors, ended, allocate, flight.cast()) };
+    let pending = Box::into_raw(Box::new(pending));
+    // SAFETY: `ended` takes the pending operation, whose handles keep the memory until then.
+    let submitted = unsafe { core.enqueue(described, tensors, ended, allocate, pending.cast()) };
     if let Err((status, text)) = submitted {
         // SAFETY: the core has not taken it.
-        let flight = unsafe { Box::from_raw(flight) };
-        flight.finish(Outcome::Failed {
+        let pending = unsafe { Box::from_raw(pending) };
+        pending.finish(Outcome::Failed {
             status,
             text,
             refused: false,
@@ -216,7 +216,7 @@ pub(crate) unsafe fn submit(
 /// The core's call for an output's memory.
 ///
 /// # Safety
-/// `context` is a flight that has not ended; the rest as the header says.
+/// `context` is a pending operation that has not ended; the rest as the header says.
 unsafe extern "C" fn allocate(
     context: *mut c_void,
     index: usize,
@@ -225,25 +225,25 @@ unsafe extern "C" fn allocate(
     ndim: usize,
 ) -> *mut c_void {
     // SAFETY: the core makes one call at a time.
-    let flight = unsafe { &mut *context.cast::<Flight>() };
+    let pending = unsafe { &mut *context.cast::<PendingOperation>() };
     let dims = if dims.is_null() || ndim == 0 {
         &[]
     } else {
         // SAFETY: a list of this length.
         unsafe { std::slice::from_raw_parts(dims, ndim) }
     };
-    let memory = catch_unwind(AssertUnwindSafe(|| flight.allocate(index, dtype, dims)));
+    let memory = catch_unwind(AssertUnwindSafe(|| pending.allocate(index, dtype, dims)));
     memory.unwrap_or(std::ptr::null_mut())
 }
 
 /// The core's call at an operation's end.
 ///
 /// # Safety
-/// `context` is a flight, which this ends; `result` lives as long as the call.
+/// `context` is a pending operation, which this ends; `result` lives as long as the call.
 unsafe extern "C" fn ended(context: *mut c_void, result: *mut CoreResult) {
     // SAFETY: made by `submit`, and called once.
-    let flight = unsafe { Box::from_raw(context.cast::<Flight>()) };
+    let pending = unsafe { Box::from_raw(context.cast::<PendingOperation>()) };
     // SAFETY: as the core promises.
     let outcome = unsafe { core().outcome(result) };
-    flight.finish(outcome);
+    pending.finish(outcome);
 }
