@@ -72,9 +72,17 @@ def ranks_within(group: Any, comm: Any) -> list[int] | None:
     return None if mpi.UNDEFINED in ranks else sorted(ranks)
 
 
+def _launcher() -> tuple[str, int, int, str, bool] | None:
+    """The launcher of this process, if one is known: the MPI of a process that is alone sets a launcher's variables."""
+    try:
+        return _core.launcher()
+    except ValueError:
+        return None
+
+
 def threads_supported() -> bool:
     """Whether MPI may be called from any thread, beside Horovod. It imports mpi4py, which initialises MPI."""
-    launcher = _core.launcher()
+    launcher = _launcher()
     if launcher is not None and not launcher[4]:
         return False
     mpi = _loaded()
@@ -266,7 +274,7 @@ def _require_one_group(comm: Any, what: str) -> None:
 
 def _require_world(mpi: Any, what: str) -> None:
     """Raise where MPI does not know the processes that the launcher started."""
-    launcher = _core.launcher()
+    launcher = _launcher()
     if launcher is None or launcher[2] == 1 or mpi.COMM_WORLD.Get_size() > 1:
         return
     by, rank, size, variable, starts_mpi = launcher
