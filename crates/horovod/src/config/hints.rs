@@ -152,7 +152,8 @@ const HINTS: &[Hint] = &[
     Hint {
         name: "PMIX_RANK",
         meaning: Meaning::Rank,
-        unless: None,
+        // Open MPI 4 sets both when a process that it has not started initialises MPI.
+        unless: Some("OMPI_MCA_orte_ess_num_procs"),
         by: "a launcher with PMIx",
         unknown: "of how many",
         cure: SIZE,

@@ -203,6 +203,12 @@ fn a_size_of_1_means_alone_whatever_a_launcher_has_set() {
 }
 
 #[test]
+fn a_process_alone_that_has_initialised_open_mpi_is_alone() {
+    let singleton = [("PMIX_RANK", "0"), ("OMPI_MCA_orte_ess_num_procs", "1")];
+    assert_eq!(found(&singleton), Ok(None));
+}
+
+#[test]
 fn what_tells_of_several_is_never_one_process_alone() {
     for (vars, missing) in [
         (&[("JOB_COMPLETION_INDEX", "0")][..], "HOROVOD_SIZE to"),
