@@ -98,12 +98,13 @@ def noise(found: dict[str, list[Start]], row: str) -> float:
 
 
 def table(found: dict[str, list[Start]]) -> list[str]:
-    """One line for each row."""
+    """One line for each row that both builds have."""
     lines = [
         tables.row("row", "before, ms", "after, ms", "after / before", "quartiles", "noise"),
         tables.row(*["---"] * 6),
     ]
-    for name in found["before"][0]:
+    starts = [one for build in BUILDS for one in found[build]]
+    for name in (name for name in starts[0] if all(name in one for one in starts)):
         ours = ratios(found, name)
         low, middle, high = statistics.quantiles(ours, n=4, method="inclusive")
         strays = noise(found, name)
@@ -147,9 +148,9 @@ def main() -> None:
             build: unpacked(getattr(options, build), Path(folder) / build) for build in BUILDS
         }
         found = measure(builds, options.num_proc, options.starts, chosen)
-    print("\n".join(table(found)))
     if options.json:
         options.json.write_text(json.dumps(found))
+    print("\n".join(table(found)))
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ NOT_HANDED_DOWN = (
     *("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "WORLD_SIZE", "MASTER_", "PET_"),
     *("TF_CONFIG", "JOB_COMPLETION_INDEX", "SM_HOSTS", "VC_TASK_INDEX", "DMLC_"),
     *("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
+    *("PBS_", "LSB_", "PE_HOSTFILE", "OAR_", "SGE_", "SM_CURRENT_HOST"),
 )
 
 # Only what hangs reaches these, on the slowest and most loaded machine: how long a job may take, and its processes to

@@ -280,7 +280,7 @@ class Page:
 
     def _run(self, block: Block, commands: list[str]) -> None:
         text = "\n".join(["set -ex", *commands])
-        env = {"HOME": str(self.folder)}
+        env = {"CUDA_VISIBLE_DEVICES": "", "HOME": str(self.folder)}
         job = self.jobs(harness.Job(["sh", "-c", text], cwd=self.folder, env=env))
         if job.wait() != 0:
             self.fail(block, job)
@@ -312,7 +312,11 @@ class Page:
     def _start(self, blocks: list[Block]) -> harness.Job:
         python, env = (
             sys.executable,
-            {"KERAS_BACKEND": "tensorflow", **VARIABLES.get(self.page, {})},
+            {
+                "KERAS_BACKEND": "tensorflow",
+                "CUDA_VISIBLE_DEVICES": "",
+                **VARIABLES.get(self.page, {}),
+            },
         )
         if self.page == "docs/mxnet.md":
             python = str(MXNET)
@@ -404,7 +408,12 @@ class Resuming:
             re.sub(r"^(EPOCHS\b.*?= )4", rf"\g<1>{epochs}", self.text, flags=re.MULTILINE)
         )
         job = self.jobs(
-            harness.python(self.np, script, cwd=folder, env={"KERAS_BACKEND": "torch"})
+            harness.python(
+                self.np,
+                script,
+                cwd=folder,
+                env={"KERAS_BACKEND": "torch", "CUDA_VISIBLE_DEVICES": ""},
+            )
         ).succeed()
         (digest,) = re.findall(r"weights: (\w{64})", job.stdout)
         return job.stdout, digest

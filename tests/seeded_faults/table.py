@@ -162,8 +162,8 @@ FAULTS = (
     Fault(
         "gradient-sent-twice",
         "python/horovod/torch/_gradient_sending.py",
-        "            held = held[len(handles) :]\n",
-        "            held = held[max(0, len(handles) - 1) :]\n",
+        "            queued = queued[len(handles) :]\n",
+        "            queued = queued[max(0, len(handles) - 1) :]\n",
         "the last gradient of each hand-over is reduced a second time",
         Ranks((f"{TABLE}[gradients are averaged, named=True]",)),
     ),

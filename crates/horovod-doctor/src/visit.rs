@@ -49,8 +49,8 @@ pub trait Agents {
 pub enum News {
     /// Its agent runs, and can be asked.
     Greeted,
-    /// It has answered.
-    Answer(Answer),
+    /// It has answered, at this time.
+    Answer(Answer, Instant),
     /// It takes no further part; why.
     Absent(String),
 }
@@ -169,7 +169,7 @@ impl Visit<'_> {
             for (host, news) in all {
                 match news {
                     News::Greeted => self.greet(host),
-                    News::Answer(answer) => self.take(host, answer),
+                    News::Answer(answer, at) => self.take(host, answer, at),
                     News::Absent(why) => self.lose(host, why),
                 }
             }
@@ -219,13 +219,16 @@ impl Visit<'_> {
         self.ask(host, Question::Clock(mark));
     }
 
-    fn take(&mut self, host: usize, answer: Answer) {
+    fn take(&mut self, host: usize, answer: Answer, at: Instant) {
         let patient = &mut self.chart.hosts[host];
         match answer {
             Answer::Clock(mark, time) => {
-                let round_trip = (self.begun.elapsed().as_nanos() as u64).saturating_sub(mark);
+                let arrived = at.saturating_duration_since(self.begun).as_nanos() as u64;
+                let round_trip = arrived.saturating_sub(mark);
                 let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-                let here = now.unwrap_or_default().as_nanos() as i64 - (round_trip / 2) as i64;
+                // The messages of other hosts were handled since then.
+                let since = at.elapsed().as_nanos() as i64 + (round_trip / 2) as i64;
+                let here = now.unwrap_or_default().as_nanos() as i64 - since;
                 let skew = Skew {
                     ahead_ns: (time as i64).saturating_sub(here),
                     uncertain_ns: round_trip / 2,

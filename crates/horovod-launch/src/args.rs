@@ -166,8 +166,19 @@ fn complete(mut options: Options) -> Result<Options, UsageError> {
     if options.check_build {
         return Ok(options);
     }
-    if options.hosts.is_none() && options.hostfile.is_none() && !options.dialed {
-        options.allocation = allocation::find(&ProcessEnvironment).map_err(UsageError)?;
+    // Hosts that a script names are not those of an allocation.
+    let names_hosts = options.hosts.is_some() || options.hostfile.is_some() || options.dialed;
+    if !names_hosts && options.elastic.script.is_none() {
+        options.allocation = match allocation::find(&ProcessEnvironment) {
+            Ok(found) => found,
+            // With a number of processes a job needs no allocation.
+            Err(why) if options.num_proc.is_some() => {
+                let note = format!("{why}; all processes start on this host");
+                options.notes.push(note);
+                None
+            }
+            Err(why) => return Err(UsageError(why)),
+        };
     }
     if let Some(allocation) = &mut options.allocation {
         match options.num_proc {

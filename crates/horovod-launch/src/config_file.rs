@@ -1,6 +1,7 @@
 //! `--config-file`: settings of the ranks as YAML.
 //!
-//! A key stands for an option; an option given on the command line wins, the environment loses to both.
+//! A key stands for an option; an option given on the command line wins. The environment loses to both, but counts more
+//! than the default files of the site and the user.
 
 use std::path::Path;
 
@@ -57,9 +58,17 @@ pub(crate) fn merge_defaults(
         let text = match read_text(&file) {
             Ok(text) => text,
             Err(error) if is_absent(&error) => continue,
-            Err(error) => return Err(of_file(&file, &cannot_read(&error))),
+            // A home folder of another user must not stop every call.
+            Err(error) => {
+                options.notes.push(of_file(&file, &cannot_read(&error)).0);
+                continue;
+            }
         };
+        let noted = options.notes.len();
         take(options, given, &text, has_variable).map_err(|why| of_file(&file, &why))?;
+        for note in &mut options.notes[noted..] {
+            *note = format!("{}: {note}", file.display());
+        }
         if options.verbose {
             let note = format!("settings from {}", file.display());
             options.notes.push(note);

@@ -185,7 +185,9 @@ impl Agents for Links<'_> {
                             }
                         };
                     }
-                    FromAgent::Found(answer) => news.push((host, News::Answer(answer))),
+                    FromAgent::Found(answer) => {
+                        news.push((host, News::Answer(answer, Instant::now())));
+                    }
                     _ => {}
                 }
             }

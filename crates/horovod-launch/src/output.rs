@@ -175,7 +175,8 @@ impl Output {
         Ok(())
     }
 
-    /// Creates `directory/rank.N/stdout` and `stderr` for every rank there is and for rank 0, with as many digits as `size` ranks need.
+    /// Creates `directory/rank.N/stdout` and `stderr` for every rank there is and for rank 0, with as many digits as
+    /// `size` ranks need.
     pub(crate) fn open_files(&mut self, directory: &Path, size: u32) -> Result<(), String> {
         let width = size.saturating_sub(1).max(1).to_string().len();
         self.directory = Some((directory.to_owned(), width));

@@ -55,7 +55,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens on these addresses (`0.0.0.0` and `::` mean all). A connection is given up when its machine has not answered for `silence_max`.
+    /// Listens on these addresses (`0.0.0.0` and `::` mean all). A connection is given up when its machine has not
+    /// answered for `silence_max`.
     pub fn start(
         bind: &[IpAddr],
         ports: Ports,

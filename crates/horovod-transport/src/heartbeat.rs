@@ -64,7 +64,7 @@ impl Watch {
         self.received[neighbour] = None;
     }
 
-    /// Takes note of the time and of who `received_from` since the last look.
+    /// Takes the time, and asks `received_from` whether a message of a neighbour came since the last check.
     pub(crate) fn check(
         &mut self,
         now: Time,

@@ -97,10 +97,11 @@ pub(crate) fn prepare(
     standing: &mut Option<Standing>,
 ) -> Result<Rendezvous, Error> {
     let plan = plan(config)?;
-    if !standing
-        .as_ref()
-        .is_some_and(|s| s.locator == plan.locator && s.size == plan.size)
-    {
+    // A process that was rank 0 of another list of ranks must not dial its own server.
+    let is_same = |s: &Standing| {
+        s.locator == plan.locator && s.size == plan.size && (config.rank == 0 || s.server.is_none())
+    };
+    if !standing.as_ref().is_some_and(is_same) {
         *standing = None;
     }
     if config.rank == 0 {
@@ -256,7 +257,16 @@ fn plan(config: &Config) -> Result<RendezvousPlan, Error> {
         key,
         size: config.size,
     };
+    // The address and the scheduler's variables name the host of the launcher's rank 0.
+    let begins_with_0 = config.listed.as_ref().is_none_or(|ranks| ranks[0] == 0);
     if let Some(text) = &settings.rank0_address {
+        if !begins_with_0 {
+            return Err(Error::Init(format!(
+                "init(comm={:?}): HOROVOD_RANK0_ADDRESS={text} names the launcher's rank 0, which is not the first of \
+                 this list: set HOROVOD_RENDEZVOUS_DIR (a folder that all ranks share) instead",
+                config.listed.as_deref().unwrap_or_default()
+            )));
+        }
         let (host, port) = host_and_port(text)?;
         let Some(key) = key()? else {
             return Err(Error::Init(format!(
@@ -287,8 +297,6 @@ fn plan(config: &Config) -> Result<RendezvousPlan, Error> {
             };
             return Ok(with(locator, user_key));
         }
-        // The scheduler's variables name the host of its own rank 0.
-        let begins_with_0 = config.listed.as_ref().is_none_or(|ranks| ranks[0] == 0);
         if let Some((host, port)) = started.rank0.clone()
             && begins_with_0
             && let Some(key) = key()?

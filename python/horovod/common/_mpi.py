@@ -5,6 +5,7 @@ returned MPI is not called again. Processes exchange JSON, which is no code: a s
 """
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import logging
@@ -21,6 +22,8 @@ _INIT = "hvd.init(comm=...)"
 # Used only where the settings cannot be read, which all ranks are told.
 _DEFAULT_TIMEOUT_S = 30.0
 _TEST_PAUSE_MAX_S = 0.005
+# Exchanges that were given up, with their communicators. MPI may still write into the buffers, which the requests keep.
+_given_up: list[tuple[Any, Any]] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +33,7 @@ class CommunicatorJob:
     rank: int
     size: int
     addresses: list[str]
-    key: str
+    key: str = dataclasses.field(repr=False)
     # Rank 0's, which serves the others until it is closed.
     rendezvous: _core.Rendezvous | None
     # For each process set made of a communicator the ranks of its groups, in lexicographic order.
@@ -53,6 +56,14 @@ def is_communicator(thing: Any) -> bool:
     return mpi is not None and isinstance(thing, mpi.Comm)
 
 
+def is_of_job(comm: Any) -> bool:
+    """Whether this process has the same rank and size in the communicator as in the job that runs."""
+    mpi = _loaded()
+    if comm == mpi.COMM_NULL:
+        return False
+    return (comm.Get_size(), comm.Get_rank()) == (_core.size(), _core.rank())
+
+
 def group_of(comm: Any) -> Any:
     """The processes of a communicator, which stay known when it is freed; None where this process is no member."""
     mpi = _loaded()
@@ -72,27 +83,21 @@ def ranks_within(group: Any, comm: Any) -> list[int] | None:
     return None if mpi.UNDEFINED in ranks else sorted(ranks)
 
 
-def _launcher() -> tuple[str, int, int, str, bool] | None:
-    """The launcher of this process, if one is known: the MPI of a process that is alone sets a launcher's variables."""
-    try:
-        return _core.launcher()
-    except ValueError:
-        return None
-
-
 def threads_supported() -> bool:
     """Whether MPI may be called from any thread, beside Horovod. It imports mpi4py, which initialises MPI."""
-    launcher = _launcher()
-    if launcher is not None and not launcher[4]:
-        return False
+    launcher = _core.launcher()
     mpi = _loaded()
     if mpi is None:
+        if launcher is not None and not launcher[4]:
+            return False
         try:
             from mpi4py import MPI as mpi
         except (ImportError, RuntimeError) as error:
             _log.info("mpi_threads_supported: False, because mpi4py cannot be imported: %s", error)
             return False
     if not mpi.Is_initialized() or mpi.Is_finalized():
+        return False
+    if launcher is not None and not launcher[4] and mpi.COMM_WORLD.Get_size() == 1:
         return False
     _require_world(mpi, "hvd.mpi_threads_supported()")
     return bool(mpi.Query_thread() == mpi.THREAD_MULTIPLE)
@@ -140,20 +145,26 @@ def _agree(mpi: Any, comm: Any, groups: Sequence[Any]) -> CommunicatorJob:
     for at, group in enumerate(groups):
         ranks = None if group is None else ranks_within(group, comm)
         if group is not None and ranks is None:
-            problem = f"process_sets entry number {at} has processes that are not in comm"
+            problem = f"{_set_number(at)} has processes that are not in comm"
         claims.append(ranks and [ranks[0], len(ranks)])
     exchange = _Exchange(mpi, comm, timeout_s)
     facts = exchange.allgather(
-        {"problem": problem, "host": host, "has_key": key is not None, "claims": claims}
+        {"problem": problem, "host": host, "key": _mark_of(key), "claims": claims}
     )
     for rank, of_rank in enumerate(facts):
         if of_rank["problem"] is not None:
             raise ValueError(f"{_INIT}: rank {rank} of the communicator: {of_rank['problem']}")
-    lacks = [rank for rank, of_rank in enumerate(facts) if not of_rank["has_key"]]
+    lacks = [rank for rank, of_rank in enumerate(facts) if of_rank["key"] is None]
     if lacks and len(lacks) < exchange.size:
         raise ValueError(
             f"{_INIT}: HOROVOD_JOB_KEY (or HOROVOD_JOB_KEY_FILE) is not set on rank {lacks[0]} of the communicator, "
             "but on others: set the same key on all of them, or on none"
+        )
+    differs = [rank for rank, of_rank in enumerate(facts) if of_rank["key"] != facts[0]["key"]]
+    if differs:
+        raise ValueError(
+            f"{_INIT}: HOROVOD_JOB_KEY (or HOROVOD_JOB_KEY_FILE) differs between ranks 0 and {differs[0]} of the "
+            "communicator: set the same key on all of them, or on none"
         )
     sets = _sets_of([of_rank["claims"] for of_rank in facts])
     if exchange.size == 1:
@@ -177,10 +188,20 @@ def _agree(mpi: Any, comm: Any, groups: Sequence[Any]) -> CommunicatorJob:
     )
 
 
+def _mark_of(key: str | None) -> str | None:
+    """A part of the key's hash, by which keys are compared without being sent."""
+    return None if key is None else hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
 class _Exchange:
     """Exchanges between all processes of a communicator, within a limit of time."""
 
     def __init__(self, mpi: Any, comm: Any, timeout_s: float) -> None:
+        if any(comm == other for other, _ in _given_up):
+            raise ValueError(
+                f"{_INIT}: an earlier call with this communicator was given up while members were missing: all members "
+                "have to pass a new one, such as comm.Dup()"
+            )
         self._mpi = mpi
         self._comm = comm
         self._timeout_s = timeout_s
@@ -207,6 +228,13 @@ class _Exchange:
         ]
 
     def _finish(self, request: Any) -> None:
+        try:
+            self._wait(request)
+        except BaseException:
+            _given_up.append((self._comm, request))
+            raise
+
+    def _wait(self, request: Any) -> None:
         pause_s = 0.0
         while not request.Test():
             if time.monotonic() >= self._deadline:
@@ -231,7 +259,12 @@ def _sets_of(claims: Sequence[Sequence[Sequence[int] | None]]) -> list[list[list
     return [_groups_at(at, [of_rank[at] for of_rank in claims]) for at in range(len(claims[0]))]
 
 
+def _set_number(at: int) -> str:
+    return f"process set number {at} of those made of communicators"
+
+
 def _groups_at(at: int, claims: Sequence[Sequence[int] | None]) -> list[list[int]]:
+    what = _set_number(at)
     groups: dict[tuple[int, int], list[int]] = {}
     for rank, claim in enumerate(claims):
         if claim is not None:
@@ -239,17 +272,17 @@ def _groups_at(at: int, claims: Sequence[Sequence[int] | None]) -> list[list[int
     for (lowest, size), members in groups.items():
         if members[0] != lowest or len(members) != size:
             raise ValueError(
-                f"{_INIT}: process_sets entry number {at}: rank {members[0]} passed a communicator of {size} processes "
+                f"{_INIT}: {what}: rank {members[0]} passed a communicator of {size} processes "
                 f"from rank {lowest} on, of which {len(members)} passed the same: all members have to"
             )
     if not groups:
         raise ValueError(
-            f"{_INIT}: process_sets entry number {at} was made of the null communicator on every rank: it was freed "
+            f"{_INIT}: {what} was made of the null communicator on every rank: it was freed "
             "before hvd.ProcessSet(comm) was called, or no rank is a member"
         )
     if None in claims and len(groups) > 1:
         raise ValueError(
-            f"{_INIT}: process_sets entry number {at}: rank {claims.index(None)} passed the null communicator, and "
+            f"{_INIT}: {what}: rank {claims.index(None)} passed the null communicator, and "
             f"the others {len(groups)} different ones, so it is not known which of them this rank means"
         )
     return sorted(groups.values())
@@ -274,8 +307,10 @@ def _require_one_group(comm: Any, what: str) -> None:
 
 def _require_world(mpi: Any, what: str) -> None:
     """Raise where MPI does not know the processes that the launcher started."""
-    launcher = _launcher()
-    if launcher is None or launcher[2] == 1 or mpi.COMM_WORLD.Get_size() > 1:
+    if mpi.COMM_WORLD.Get_size() > 1:
+        return
+    launcher = _core.launcher()  # raises where a variable tells of several, and none of how many
+    if launcher is None or launcher[2] == 1:
         return
     by, rank, size, variable, starts_mpi = launcher
     if not starts_mpi:

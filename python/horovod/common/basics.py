@@ -201,6 +201,11 @@ class HorovodBasics:
                 "hvd.init(comm=MPI.COMM_WORLD, process_sets=[...])."
             )
         running = _core.is_initialized()
+        if is_comm and running and not _mpi.is_of_job(comm):
+            raise ValueError(
+                "hvd.init(comm=...): Horovod runs already, with other processes than those of this communicator: call "
+                "hvd.shutdown() first."
+            )
         if not running:
             _job_events.forget_job()
         try:
@@ -213,6 +218,9 @@ class HorovodBasics:
                 _core.shutdown()  # connected, but not with these arguments
             self._close_rendezvous(running)
             raise
+        except BaseException:
+            self._close_rendezvous(running)
+            raise
         if not running:
             _process_sets.forget_registered()
             _process_sets.global_process_set.mpi_comm = comm if is_comm else None
@@ -223,6 +231,7 @@ class HorovodBasics:
             self._tell_environment()
         if not running:
             self._process_sets_of_init = wanted
+            self._comm_of_init = comm
         if wanted:
             _process_sets.register(wanted, new=not running)
 
@@ -253,12 +262,19 @@ class HorovodBasics:
         WorkerRemovedError
             This process is not wanted any more.
         """
+        # Launchers of elastic jobs number the ranks anew.
+        comm = None if _core.is_elastic() else self._comm_of_init
+        if _mpi.is_communicator(comm):
+            raise ValueError(
+                "a job of hvd.init(comm=<communicator>) cannot begin again after a failure: start the script again, "
+                "and go on from its last checkpoint"
+            )
         self.shutdown()
         if (loss := _core.gpu_loss()) is not None:
             raise HorovodInternalError(f"this process cannot go on: {loss}")
         process_sets = self._process_sets_of_init
         try:
-            self.init(process_sets=process_sets)
+            self.init(comm=comm, process_sets=process_sets)
         except ValueError as error:
             if isinstance(error.__cause__, HorovodInternalError):
                 raise error.__cause__ from None

@@ -28,7 +28,7 @@ from horovod.runner.elastic.discovery import HostDiscovery
 __all__ = ["ElasticAdapter", "ElasticParams", "RayHostDiscovery", "TestDiscovery"]
 
 _POLL_S = 0.2
-_POLL_S = 1.0
+_DISCOVERY_POLL_S = 1.0
 # An actor that fails sooner has not worked.
 _QUICK_S = 10.0
 _QUICK_FAILURES = 5
@@ -280,10 +280,10 @@ class _Actors:
             request_resources(bundles=[bundle] * workers)
 
     def _work(self, invitation: agents.Invitation) -> None:
-        polled_at = -_POLL_S
+        polled_at = -_DISCOVERY_POLL_S
         try:
             while not self._stopping.is_set():
-                if time.monotonic() - polled_at >= _POLL_S:
+                if time.monotonic() - polled_at >= _DISCOVERY_POLL_S:
                     polled_at = time.monotonic()
                     self._match(self._discovery.find_available_hosts_and_slots(), invitation)
                 if self._running:

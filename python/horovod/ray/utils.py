@@ -18,7 +18,9 @@ def map_blocking(fn: Callable[[Any], Any], collection: Iterable[Any]) -> list[An
 
 
 def are_on_this_node(node_ids: Iterable[str]) -> bool:
-    """Whether all of these are the node of this process."""
+    """Whether all of these are the node of this process; False where this process is on no node of Ray's."""
+    if not ray.is_initialized() or ray.util.client.ray.is_connected():
+        return False
     return set(node_ids) == {ray.get_runtime_context().get_node_id()}
 
 

@@ -75,9 +75,8 @@ def run(
     Raises
     ------
     Exception
-        The exception of the function on a rank, with `WorkerTraceback` as its cause and a note that names the rank. It
-        is
-        a `RuntimeError`, too, whatever its class. When several ranks failed, that of the first which did not only
+        The exception of the function on a rank, with `WorkerTraceback` as its cause and a note that names the rank.
+        It is a `RuntimeError`, too, whatever its class. When several ranks failed, that of the first which did not only
         lose the others.
     RuntimeError
         The ranks could not be started, one ended without a result (it was killed, or called `sys.exit`), or
@@ -101,6 +100,9 @@ def run(
         raise ValueError("Argument hosts and hostfile only allow one provided.")
     if use_gloo and use_mpi:
         raise ValueError("Argument use_gloo and use_mpi only allow one set True.")
+    if hosts is None and hostfile is None and host_discovery_script is None:
+        # In a batch job the launcher would else take the hosts of the allocation.
+        hosts = f"localhost:{num_proc}"
     values = {
         "-np": num_proc,
         "--min-np": min_num_proc,

@@ -51,8 +51,7 @@ def run(
     ----------
     fn, args, kwargs
         Function to call, and its arguments; they travel by cloudpickle, encrypted, not inside Spark's closures. A
-        broadcast
-        variable in them is its value there.
+        broadcast variable in them is its value there.
     num_proc
         Number of ranks, each in one slot; default the session's `defaultParallelism`.
     start_timeout

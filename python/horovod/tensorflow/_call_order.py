@@ -115,8 +115,9 @@ def _smallest(tensors: list[Any]) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _needs(function: str) -> tuple[tuple[Needs, ...], Needs]:
-    """Inputs of each result of a function, `_CALL` and numbers of arguments, and the arguments that are variables to
-    which values computed from a call are assigned.
+    """For each result of a function its inputs: numbers of arguments, or `_CALL`.
+
+    Also the arguments that are variables to which values computed from a call are assigned.
     """
     definition = _context.context().get_function_def(function)
     arguments = {argument.name: i for i, argument in enumerate(definition.signature.input_arg)}

@@ -345,8 +345,7 @@ def DistributedOptimizer(
         `HOROVOD_CHECK_CONSISTENCY` says. The first rank's number counts.
     consistency_action
         Severity of a difference: "error" raises `ReplicasDifferError` from the next `step()` of every rank, "warn"
-        logs it
-        on the first rank, once per set of tensors; None as `HOROVOD_CONSISTENCY_ACTION` says.
+        logs it on the first rank, once per set of tensors; None as `HOROVOD_CONSISTENCY_ACTION` says.
 
     Raises
     ------

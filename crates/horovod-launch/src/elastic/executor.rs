@@ -24,8 +24,8 @@ pub trait Executor {
     fn end(&mut self, worker: WorkerId);
 
     /// Find out whether a signal has stopped this worker, whose own process number is `pid`, and pass the answer to
-    /// [`Supervisor::stopped_state`](super::Supervisor::stopped_state). An executor that cannot find out does nothing: the worker
-    /// then counts as running.
+    /// [`Supervisor::stopped_state`](super::Supervisor::stopped_state). An executor that cannot find out does nothing:
+    /// the worker then counts as running.
     fn check_stopped(&mut self, worker: WorkerId, pid: u32) {
         let _ = (worker, pid);
     }

@@ -152,8 +152,7 @@ const HINTS: &[Hint] = &[
     Hint {
         name: "PMIX_RANK",
         meaning: Meaning::Rank,
-        // Open MPI 4 sets both when a process that it has not started initialises MPI.
-        unless: Some("OMPI_MCA_orte_ess_num_procs"),
+        unless: None,
         by: "a launcher with PMIx",
         unknown: "of how many",
         cure: SIZE,

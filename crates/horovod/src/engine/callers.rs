@@ -23,7 +23,7 @@ pub(super) struct Callers {
     submitted: AtomicU64,
     /// Threads of a framework call, too, or may.
     has_guests: AtomicBool,
-    /// Of these threads, as far as the driver has to know.
+    /// Soft waits of these threads; the driver reads them.
     soft: SoftWaits,
     /// Calls under way that will be in the timeline when they return.
     recorded: AtomicUsize,

@@ -218,8 +218,8 @@ impl Driver {
         self.pump.links.waiter().set_has_time(false);
     }
 
-    /// Say and handle_message what can be said and heard now. In a job of one rank, also carry out what is small: there
-    /// is nobody to wait for.
+    /// Sends and receives what is possible now. In a job of one rank, also carries out small executions, because there
+    /// is no peer to wait for.
     pub(super) fn poll_once(&mut self) {
         self.prestage();
         self.pump.progress();

@@ -92,6 +92,18 @@ pub(crate) fn horovodrun<W: AsRef<OsStr>>(words: impl IntoIterator<Item = W>) ->
     command.env("OMP_NUM_THREADS", "1");
     // A loaded machine may take long to start what comes up at once elsewhere.
     command.env("HOROVOD_START_TIMEOUT", LIMIT.as_secs().to_string());
+    // The batch job and the settings of the user that runs the tests.
+    for name in [
+        "SLURM_JOB_ID",
+        "SLURM_JOBID",
+        "LSB_JOBID",
+        "PBS_NODEFILE",
+        "PE_HOSTFILE",
+        "OAR_NODEFILE",
+    ] {
+        command.env_remove(name);
+    }
+    command.env("XDG_CONFIG_HOME", "/nonexistent");
     command.args(words);
     command
 }

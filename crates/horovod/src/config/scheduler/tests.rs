@@ -204,8 +204,20 @@ fn a_size_of_1_means_alone_whatever_a_launcher_has_set() {
 
 #[test]
 fn a_process_alone_that_has_initialised_open_mpi_is_alone() {
-    let singleton = [("PMIX_RANK", "0"), ("OMPI_MCA_orte_ess_num_procs", "1")];
-    assert_eq!(found(&singleton), Ok(None));
+    let with = |rank, processes| {
+        [
+            ("PMIX_RANK", rank),
+            ("PMIX_NAMESPACE", "7"),
+            ("OMPI_MCA_orte_ess_num_procs", processes),
+        ]
+    };
+    assert_eq!(found(&with("0", "1")), Ok(None));
+    assert!(found(&with("1", "1")).is_err());
+    assert!(found(&with("0", "2")).is_err());
+    let pod = [("HOROVOD_SIZE", "4"), ("JOB_COMPLETION_INDEX", "2")];
+    let started = found(&[&pod[..], &with("0", "1")[..]].concat());
+    let started = started.unwrap().unwrap();
+    assert_eq!((started.rank, started.size), (2, 4));
 }
 
 #[test]

@@ -143,7 +143,8 @@ pub(crate) trait Backend: Send {
     fn close(&mut self, _orderly: bool) {}
 
     /// Begin. Where an item is `reordered`, what its `tensors` say was agreed on, and this rank's own tensors lie
-    /// otherwise: only the host's backend meets that, for submissions refuse other orders on devices. The order of these calls is the same on all members of any set, and the bytes of all tensors are there.
+    /// otherwise: only the host's backend meets that, for submissions refuse other orders on devices. The order
+    /// of these calls is the same on all members of any set, and the bytes of all tensors are there.
     fn start(&mut self, start: Start<'_>) -> Result<Started, Failure>;
 }
 

@@ -164,7 +164,7 @@ impl Links {
         self.relay.receive(&mut self.control, neighbour, bytes)
     }
 
-    /// By what to send such messages.
+    /// The relay and the control links that carry such messages.
     pub(super) fn out_of_band(&mut self) -> (&Relay, &mut Control) {
         (&self.relay, &mut self.control)
     }

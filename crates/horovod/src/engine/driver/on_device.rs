@@ -137,21 +137,21 @@ impl Pump {
                 .handles
                 .complete(results.map(|(id, result)| (Handle(id.0), result)));
         }
-        while let Some((launched, result)) = self.on_device.take_ended() {
+        while let Some((ended, result)) = self.on_device.take_ended() {
             progress = true;
-            let handles: Vec<_> = launched.entries().map(|id| Handle(id.0)).collect();
-            let stage = launched.execution.stage();
+            let handles: Vec<_> = ended.entries().map(|id| Handle(id.0)).collect();
+            let stage = ended.execution.stage();
             let DeviceExecution {
                 mut task,
                 backend,
-                output_shapes: launched,
+                output_shapes,
                 ..
-            } = launched;
+            } = ended;
             // Before anybody hears of the end: the owners may give back memory that is waited for.
             task.entries.clear();
             match result {
                 Ok(mut results) => {
-                    let shapes = launched.unwrap_or_else(|| task.output_shapes(&results));
+                    let shapes = output_shapes.unwrap_or_else(|| task.output_shapes(&results));
                     let ordinal = self.shared.devices.gpu().get();
                     let by = By::Device {
                         backend,

@@ -58,7 +58,7 @@ impl ExecutionQueue {
         self.ready.is_empty()
     }
 
-    /// None of what waits is carried out.
+    /// Drops all waiting executions.
     pub(super) fn clear(&mut self) {
         self.ready.clear();
     }
@@ -74,7 +74,7 @@ impl ExecutionQueue {
 
     // -- what holds from a place in the order on
 
-    /// These numbers do.
+    /// Numbers that are in force from the execution `seq` on.
     pub(super) fn announce(&mut self, seq: Seq, values: Arc<[u64]>) {
         self.announced.push_back((seq, values));
     }
@@ -133,7 +133,7 @@ impl ExecutionQueue {
         self.running.is_some()
     }
 
-    /// Whether this rank takes part in what waits or is carried out.
+    /// Whether `rank` is a member of an execution that waits or runs.
     pub(super) fn needs(&self, rank: Rank) -> bool {
         let ready = self.ready.iter().map(|execution| &execution.members);
         let mut all = self.running.iter().chain(ready);

@@ -1,4 +1,4 @@
-//! Endings of the engine thread that other threads can hardly bring about at the right cached_time.
+//! Endings of the engine thread that other threads can hardly bring about at the right moment.
 
 use std::sync::mpsc;
 use std::thread;

@@ -339,7 +339,7 @@ impl Backend for Gpu {
         let timed = staged.timed;
         let (work, results, kept) = staging::end(staged, title, self.topology.rank)?;
         let stage = (timed && !work.calls.is_empty()).then_some(staging::OUT_STAGE);
-        // SAFETY: as in `start`; the host's side is kept by the flight.
+        // SAFETY: as in `start`; `KeepingLaunched` keeps the host's side.
         let launch = unsafe { executor.submit(work) };
         let launched = Launched {
             executor,

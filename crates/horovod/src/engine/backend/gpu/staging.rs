@@ -469,7 +469,7 @@ impl CopiesBack<'_> {
                         self.copy(made, &buffer);
                         (buffer, shape)
                     }
-                    // The error goes to the caller, who expects the result in its own output.
+                    // The result stays in host memory. The caller looks for it in the submitted memory, and raises the error.
                     None => (made, shape),
                 },
             );
