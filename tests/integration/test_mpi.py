@@ -374,7 +374,11 @@ def test_a_freed_communicator(one_mpi: Mpi, script, jobs) -> None:
     refused(job, 2, "the communicator was freed")
     of_set = "hvd.init(world, process_sets=[hvd.ProcessSet(comm)])"
     job = jobs(one_mpi.python(2, script(WORK + free + TRIES.format(call=of_set))))
-    refused(job, 2, "entry number 0 was made of the null communicator on every rank: it was freed")
+    refused(
+        job,
+        2,
+        "number 0 of those made of communicators was made of the null communicator on every rank: it was freed",
+    )
 
 
 def test_a_member_that_never_comes(mpi: Mpi, script, jobs) -> None:
@@ -382,11 +386,14 @@ def test_a_member_that_never_comes(mpi: Mpi, script, jobs) -> None:
         WORK
         + """
 if world.rank == 0:
-    try:
-        hvd.init(world)
-    except ValueError as error:
-        say("says", str(error))
-        world.Abort(0)
+    errors = []
+    for _ in range(2):
+        try:
+            hvd.init(world)
+        except ValueError as error:
+            errors.append(str(error))
+    say("says", *errors)
+    world.Abort(0)
 else:
     world.recv(source=0)
 """
@@ -395,6 +402,7 @@ else:
     job.wait_for("says ")
     (line,) = said(job)
     assert "not all 2 processes of the communicator" in line, job.report()
+    assert "an earlier call with this communicator was given up" in line, job.report()
     assert "HOROVOD_GLOO_TIMEOUT_SECONDS" in line
 
 
@@ -409,6 +417,19 @@ def test_communicators_that_do_not_fit_together(one_mpi: Mpi, script, jobs) -> N
     one_key = WORK + "if world.rank: os.environ['HOROVOD_JOB_KEY'] = 'ab' * 32\n"
     job = jobs(one_mpi.python(2, script(one_key + TRIES.format(call="hvd.init(world)"))))
     refused(job, 2, "HOROVOD_JOB_KEY .* is not set on rank 0")
+
+
+def test_different_keys_are_an_error_on_all(one_mpi: Mpi, script, jobs) -> None:
+    own_key = WORK + "import os\nos.environ['HOROVOD_JOB_KEY'] = f'{world.rank:02x}' * 32\n"
+    job = jobs(one_mpi.python(2, script(own_key + TRIES.format(call="hvd.init(world)"))))
+    refused(job, 2, "HOROVOD_JOB_KEY .* differs between ranks 0 and 1")
+
+
+def test_a_job_of_a_communicator_does_not_begin_again(one_mpi: Mpi, script, jobs) -> None:
+    """The launcher's ranks would be another job."""
+    text = WORK + "hvd.init(world)\nfrom horovod.common.basics import basics\n"
+    job = jobs(one_mpi.python(2, script(text + TRIES.format(call="basics.begin_again()"))))
+    refused(job, 2, "cannot begin again after a failure")
 
 
 def test_a_key_of_the_user_does_not_travel(one_mpi: Mpi, script, jobs) -> None:

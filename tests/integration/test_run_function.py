@@ -83,6 +83,17 @@ def test_large_arguments_and_results_travel_whole_and_the_key_is_nowhere() -> No
         assert words < 1000
 
 
+def test_all_ranks_are_on_this_host_also_in_a_batch_job_of_several(monkeypatch) -> None:
+    allocation = {
+        "JOB_ID": "1",
+        "JOB_NODELIST": "localhost,other.invalid",
+        "TASKS_PER_NODE": "1(x2)",
+    }
+    for name, value in allocation.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert run(lambda: 7, num_proc=2) == [7, 7]
+
+
 def test_an_exception_is_raised_again_with_the_ranks_traceback(capfd) -> None:
     def inner(rank):
         raise KeyError(f"missing on {rank}")
