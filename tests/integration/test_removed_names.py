@@ -29,6 +29,7 @@ file, x, batches = "model.keras", 0.2, []
         {
             "opt.variables()": "TypeError",
             "opt.lr": "AttributeError",
+            "keras.backend.get_value(opt.lr)": "AttributeError",
             "keras.backend.set_value(opt.lr, x)": "AttributeError",
             "model.fit_generator(...)": "AttributeError",
             "keras.optimizers.legacy.SGD(0.1)": "ImportError",

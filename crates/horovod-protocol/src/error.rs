@@ -194,7 +194,7 @@ fn left_by(rank: Rank, why: Leaving) -> String {
         Leaving::Ended => format!(
             "the script of {rank} has ended while other ranks still had operations to do. If it only had fewer \
              batches than the others, let every rank call hvd.join() when it has no more data, which waits for \
-             the others."
+             the others. If only some ranks call them, as after `if hvd.rank() == 0`, let all ranks call them."
         ),
         Leaving::Failed => {
             format!(

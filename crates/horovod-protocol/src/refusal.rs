@@ -298,7 +298,7 @@ impl fmt::Display for Impossible {
             Self::Joined { op } => f.write_str(join_text(op)),
             Self::NoRows { op } => write!(
                 f,
-                "Process-set rank zero tried to {} a rank-zero tensor.",
+                "Process-set rank zero tried to {} a rank-zero tensor. It needs a dimension: t.reshape(1).",
                 op.upper_name()
             ),
             Self::TooManyParts { tensors, members } => write!(

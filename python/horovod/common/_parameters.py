@@ -40,7 +40,10 @@ def _named(params: Any, no_collections: tuple[type, ...]) -> list[tuple[Any, Any
     if isinstance(params, MutableMapping):
         return sorted(params.items())
     if not isinstance(params, Iterable) or isinstance(params, no_collections):
-        raise ValueError(f"invalid params of type: {type(params).__name__}")
+        raise ValueError(
+            f"invalid params of type: {type(params).__name__}; pass a dict or pairs of names and tensors, such as "
+            "model.state_dict() or model.named_parameters()"
+        )
     named: list[tuple[Any, Any]] = []
     for item in params:
         if not isinstance(item, tuple):
