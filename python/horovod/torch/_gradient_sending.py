@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from horovod.common._gradient_grouping import fills_its_host
 from horovod.common._operations import complete_all
 from horovod.common._optimizer_settings import ReduceOptions
 from horovod.common.exceptions import DuplicateNameError
@@ -22,9 +24,15 @@ from horovod.torch._tensors import allreduce_plain_together
 from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, synchronize
 
-# Gradients wait for each other until there are this many bytes, or backward is over: each hand-over wakes the engine,
-# which then agrees with the other ranks, and where all cores compute that costs more than a small tensor's journey.
-_HAND_OVER_BYTES = 256 * 1024
+
+def _host_bytes() -> float:
+    """On the host, gradients wait for each other until there are this many bytes, or until backward is over.
+
+    Each hand-over wakes the engine, which agrees with the other ranks and reduces. That takes a core. Where the ranks
+    leave none over, backward would be slower by more than the early start gains.
+    """
+    return math.inf if fills_its_host() else 256 * 1024
+
 
 # On a GPU a hand-over costs no core of the computation, and larger operations use the links better. The first is small,
 # so that communication begins soon.
@@ -42,6 +50,7 @@ class Sender:
         self._uncompressed = options.compression is Compression.none
         self._queued: list[tuple[GradientEntry, torch.Tensor]] = []
         self._queued_bytes = 0
+        self._host_bytes: float | None = None  # found out in each cycle
         self._in_flight: list[Callable[[], object]] = []
         # Pairs: a gradient whose memory has other owners, and the copy that is reduced. `wait` copies the result back.
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -54,6 +63,7 @@ class Sender:
         """Begin a new cycle; what is still in flight is forgotten."""
         self._queued.clear()
         self._queued_bytes = 0
+        self._host_bytes = None
         self._in_flight.clear()
         self._copies.clear()
         self.awaited.clear()
@@ -77,7 +87,9 @@ class Sender:
         self._queued.append((entry, grad))
         self._queued_bytes += entry.nbytes
         if grad.is_cpu:
-            return self._queued_bytes >= _HAND_OVER_BYTES
+            if self._host_bytes is None:
+                self._host_bytes = _host_bytes()
+            return self._queued_bytes >= self._host_bytes
         return self._queued_bytes >= (_NEXT_GPU_BYTES if self.handed_over else _FIRST_GPU_BYTES)
 
     def hand_over(self, passing: torch.Tensor | None = None) -> None:

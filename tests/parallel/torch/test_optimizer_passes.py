@@ -37,7 +37,7 @@ def wrap(model, **options):
 
 
 def test_hooks_follow_a_parameter_to_another_dtype(monkeypatch):
-    monkeypatch.setattr("horovod.torch._gradient_sending._HAND_OVER_BYTES", 1)
+    monkeypatch.setattr("horovod.torch._gradient_sending._host_bytes", lambda: 1)
     model = small_model(dtype=torch.float32)
     optimizer = wrap(model)
     for dtype in (torch.float64, torch.bfloat16, torch.float64):
@@ -235,7 +235,7 @@ def test_ranks_at_different_steps_are_told(first, others):
 
 @several
 def test_a_rank_that_fails_in_backward_alone_is_told_by_the_next_reduction(monkeypatch):
-    monkeypatch.setattr("horovod.torch._gradient_sending._HAND_OVER_BYTES", 1)
+    monkeypatch.setattr("horovod.torch._gradient_sending._host_bytes", lambda: 1)
     model = small_model()
     optimizer = wrap(model)
     ((x, y),) = batches(1)

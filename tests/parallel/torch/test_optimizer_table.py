@@ -34,8 +34,8 @@ FP16 = {"compression": hvd.Compression.fp16}
 BARE = {"zero_missing_gradients": False}
 TWO, THREE = {"backward_passes_per_step": 2}, {"backward_passes_per_step": 3}
 # Each gradient is sent at once, or all together.
-AT_ONCE = (("horovod.torch._gradient_sending._HAND_OVER_BYTES", 1),)
-LATE = (("horovod.torch._gradient_sending._HAND_OVER_BYTES", 1 << 20),)
+AT_ONCE = (("horovod.torch._gradient_sending._host_bytes", lambda: 1),)
+LATE = (("horovod.torch._gradient_sending._host_bytes", lambda: 1 << 20),)
 
 
 @pytest.fixture(autouse=True, scope="module")

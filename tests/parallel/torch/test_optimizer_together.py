@@ -17,6 +17,7 @@ from optimizer_support import (
 )
 
 import horovod.torch as hvd
+from horovod.torch import _gradient_sending
 from horovod.torch.mpi_ops import _handle_map
 
 hvd.init()
@@ -133,7 +134,10 @@ def record(monkeypatch):
 
 
 @several
-def test_large_gradients_leave_at_once_and_small_ones_together(monkeypatch):
+@pytest.mark.parametrize("is_full", [False, True], ids=["core_left", "no_core_left"])
+def test_large_gradients_leave_at_once_and_small_ones_together(is_full, monkeypatch):
+    """Where the ranks leave no core over, all leave at the end of backward."""
+    monkeypatch.setattr(_gradient_sending, "fills_its_host", lambda: is_full)
     sent = record(monkeypatch)
     model = torch.nn.ModuleDict(
         {
@@ -153,7 +157,7 @@ def test_large_gradients_leave_at_once_and_small_ones_together(monkeypatch):
     x.sum().backward()
     small = {"small.weight", "small.bias"}
     assert seen[0] == []
-    assert set(seen[1]) == small | {"large.weight"}
+    assert set(seen[1]) == (set() if is_full else small | {"large.weight"})
     assert set(sent) == small | {"large.weight", "first.weight", "presence.first.weight"}
     optimizer.step()
 

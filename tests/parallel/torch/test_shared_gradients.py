@@ -177,8 +177,9 @@ def addresses_when_accumulated(params):
     return at
 
 
-def test_a_gradient_that_is_nobody_elses_is_reduced_where_it_is():
+def test_a_gradient_that_is_nobody_elses_is_reduced_where_it_is(monkeypatch):
     """No copy: the memory is the one that backward has chosen, early and at the end of the pass."""
+    monkeypatch.setattr(_gradient_sending, "_host_bytes", lambda: 100)
     large, small = parameters((512, 256), 6)
     at = addresses_when_accumulated([large, small])
     optimizer = wrap([large, small])
@@ -203,11 +204,11 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_gradients_of_layers_are_reduced_where_they_are(layer):
-    """Backward of a linear layer makes a view, whose base nothing else keeps. Each layer has a large parameter."""
+def test_gradients_of_layers_are_reduced_where_they_are(layer, monkeypatch):
+    """Backward of a linear layer makes a view, whose base nothing else keeps."""
     module, data = LAYERS[layer]()
     params = list(module.parameters())
-    assert any(param.nbytes >= _gradient_sending._HAND_OVER_BYTES for param in params)
+    monkeypatch.setattr(_gradient_sending, "_host_bytes", lambda: 1)
     # Its gradient is the last one, so all others are sent while backward goes on.
     (scale,) = parameters(())
     at = addresses_when_accumulated([*params, scale])
@@ -220,8 +221,9 @@ def test_gradients_of_layers_are_reduced_where_they_are(layer):
 
 @several
 @pytest.mark.parametrize("holder", ["node", "python", "saved"])
-def test_the_base_of_a_view_is_read_again(holder):
+def test_the_base_of_a_view_is_read_again(holder, monkeypatch):
     """The parameter's gradient is a view of one that another node, the script, or another graph still needs."""
+    monkeypatch.setattr(_gradient_sending, "_host_bytes", lambda: 1)
     (p,) = parameters((512, 256))
     other = torch.nn.Parameter(torch.zeros(512, 256))
     seen = []
@@ -262,8 +264,9 @@ class Delayed(torch.autograd.Function):
 
 
 @several
-def test_backward_reads_on_what_is_reduced_early():
+def test_backward_reads_on_what_is_reduced_early(monkeypatch):
     """`position`'s gradient is a view of the one that flows on; it is large enough to be sent before backward ends."""
+    monkeypatch.setattr(_gradient_sending, "_host_bytes", lambda: 1)
     torch.manual_seed(0)
     data = torch.randn(SIZE, 512, 8)
     hidden = torch.nn.Linear(8, 256)
@@ -384,6 +387,6 @@ def check_random_graph(seed):
 def test_random_graphs_are_as_in_one_process(early, monkeypatch):
     """`HVD_GRAPHS=2000` for more; `early` sends each gradient while backward goes on."""
     if early:
-        monkeypatch.setattr(_gradient_sending, "_HAND_OVER_BYTES", 1)
+        monkeypatch.setattr(_gradient_sending, "_host_bytes", lambda: 1)
     for seed in range(int(os.environ.get("HVD_GRAPHS", "30"))):
         check_random_graph(seed)
