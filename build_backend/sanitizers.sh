@@ -31,7 +31,7 @@ thread() {
   sanitized -Zsanitizer=thread thread +nightly test -Zbuild-std
 }
 
-# What needs no sockets but pairs of them: the state machines, kernels, layouts, rings, and whole collectives of ranks that
+# Tests that need no sockets but pairs of them: the state machines, kernels, layouts, rings, and whole collectives of ranks that
 # share memory. rustix must call libc, whose functions Miri knows, and not the kernel.
 miri() {
   rustup component add --toolchain nightly miri rust-src
