@@ -10,6 +10,7 @@ mod gpu_adasum;
 mod gpu_double;
 mod gpu_even_rows;
 mod gpu_failures;
+mod gpu_interrupted;
 mod gpu_sets;
 mod gpu_stalls;
 mod gpu_timeline;

@@ -174,10 +174,12 @@ impl Driver {
             return false;
         };
         if execution.device != Device::Cpu {
-            // It is only launched, but for the first one of a set, before which all members talk.
+            // It is only launched, except where the members first exchange bytes through the host, which must run to
+            // its end: before the first one of a set, and before each alltoall (how many rows come).
             let mut devices = self.devices.iter();
             let backend = devices.find(|(device, _)| *device == execution.device);
-            return self.capabilities.of(execution).is_some()
+            return !matches!(execution.op, Op::Alltoall)
+                && self.capabilities.of(execution).is_some()
                 && !backend.is_some_and(|(_, backend)| backend.is_staged(execution));
         }
         self.host.catch_up(announced, execution.seq);

@@ -85,7 +85,7 @@ impl Host {
         let sent = |from: usize, item: usize| {
             let at = from * mine.len() + (item * members + me) * 8;
             let rows = all.get(at..at + 8).and_then(|rows| rows.try_into().ok());
-            usize_of(u64::from_le_bytes(rows.unwrap_or_default()))
+            usize_of(u64::from_le_bytes(rows.ok_or_else(joined_cannot)?))
         };
         let items = 0..execution.items.len();
         let rows: Vec<Vec<usize>> = items
