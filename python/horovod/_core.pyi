@@ -262,10 +262,11 @@ def gpu_loss() -> str | None:
 def nccl_version() -> int:
     """NCCL's version code; 0 where its library is not found, or operations on GPU tensors go through host memory."""
 
-def prefer_gpus(is_rocm: bool) -> None:
-    """Say whether the framework is made for AMD's GPUs, or for CUDA.
+def prefer_gpus(is_rocm: bool, choose: str) -> None:
+    """Say whether the framework is made for AMD's GPUs, or for CUDA, and how a script chooses one of them.
 
-    Nothing is looked for or loaded, and it has no effect where the other ones are used already.
+    Errors about tensors on several GPUs advise what `choose` says. Nothing is looked for or loaded. Where GPUs of the
+    other kind are used already, the first argument has no effect.
     """
 
 def prepare_gpus() -> None:

@@ -306,7 +306,7 @@ def test_importing_the_torch_adapter_imports_no_other_framework():
 OTHER_GPUS = """
 import torch
 from horovod import _core
-_core.prefer_gpus(False)
+_core.prefer_gpus(False, "call set_device")
 try:
     _core.Streams(torch.Tensor, lambda ordinal: 0, True)
 except RuntimeError as error:

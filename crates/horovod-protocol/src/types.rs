@@ -213,6 +213,8 @@ impl Eq for Scale {}
 pub enum Device {
     Cpu,
     Gpu,
+    /// A kind of a program's own, which numbers its kinds.
+    Other(u8),
 }
 
 impl Device {
@@ -221,6 +223,7 @@ impl Device {
         match self {
             Self::Cpu => "CPU",
             Self::Gpu => "GPU",
+            Self::Other(_) => "custom device",
         }
     }
 }

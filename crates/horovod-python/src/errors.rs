@@ -36,7 +36,7 @@ pub(crate) fn operation_error(py: Python<'_>, e: Error) -> PyErr {
     let error = match &e {
         Error::NotInitialized => not_initialized(py, text),
         // Not the kind of error after which an elastic job begins again.
-        Error::Capturing => PyRuntimeError::new_err(text),
+        Error::Capturing(_) => PyRuntimeError::new_err(text),
         Error::DuplicateName { .. } => raise(py, &DUPLICATE_NAME, "DuplicateNameError", text),
         Error::Stopped {
             why: StopReason::Deadlock { .. },

@@ -69,7 +69,7 @@ pub(crate) fn record(
 ) -> PyResult<Arc<Ready>> {
     prepare(py);
     Ready::record(ordinal, stream).map_err(|error| match error {
-        Error::Capturing => {
+        Error::Capturing(_) => {
             let dot = if name.is_some() { "." } else { "" };
             let name = printable(name.unwrap_or_default());
             PyRuntimeError::new_err(format!("{kind}{dot}{name}: {error}"))
@@ -164,7 +164,7 @@ pub(crate) fn allocating(
             }
             Ok(Allocated {
                 memory: std::ptr::with_exposed_provenance_mut(address),
-                ready: Some(ready),
+                placement: Some(ready),
             })
         });
         allocated
@@ -209,9 +209,11 @@ pub(crate) fn prepare_gpus(py: Python<'_>) {
 }
 
 /// Say whose GPUs a framework is made for, before the first tensor on one, for ranks that never have any. Nothing is
-/// opened, and nothing becomes of it where other GPUs are used already: a tensor's `Streams` will tell.
+/// opened, and nothing becomes of it where other GPUs are used already: a tensor's `Streams` will tell. Errors about
+/// tensors on several GPUs advise to do what `choose` says.
 #[pyfunction]
-pub(crate) fn prefer_gpus(is_rocm: bool) {
+pub(crate) fn prefer_gpus(is_rocm: bool, choose: String) {
+    horovod::gpu::set_how_to_choose(choose);
     let _ = choose_stack(stack_of(is_rocm));
 }
 

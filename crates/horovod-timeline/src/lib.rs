@@ -210,8 +210,8 @@ impl Timeline {
     }
 
     /// The track of a GPU of this process, which is none of its threads.
-    pub fn gpu(&self, ordinal: i32) -> ThreadId {
-        self.threads.gpu(ordinal)
+    pub fn device(&self, ordinal: i32) -> ThreadId {
+        self.threads.device(ordinal)
     }
 
     /// An execution was carried out, by the calling thread if it is not said by whom.

@@ -51,7 +51,7 @@ impl Threads {
     }
 
     /// The number of a GPU's track among the threads.
-    pub(super) fn gpu(&self, ordinal: i32) -> ThreadId {
+    pub(super) fn device(&self, ordinal: i32) -> ThreadId {
         // No system has so many threads.
         let track = ThreadId::MAX - ordinal.unsigned_abs();
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);

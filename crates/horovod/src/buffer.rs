@@ -1,12 +1,11 @@
-//! Memory for results whose size is known only after negotiation: of the host (aligned, pooled, reused), or of a GPU.
+//! Memory for results whose size is known only after negotiation: of the host (aligned, pooled, reused), or of a device.
 
 use std::alloc::{Layout, alloc, dealloc};
+use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use horovod_gpu::DeviceMemory;
-
-use crate::gpu::Ready;
+use crate::engine::accelerator::Placement;
 
 /// Alignment of every buffer: a cache line, enough for any vector load.
 const ALIGN: usize = 64;
@@ -48,7 +47,7 @@ fn layout(capacity: usize) -> Layout {
     }
 }
 
-/// One writable block of memory: of a pool, to which it returns when dropped, of a submission's allocator, or of a GPU.
+/// One writable block of memory: of a pool, to which it returns when dropped, of a submission's allocator, or of a device.
 #[derive(Debug)]
 pub struct Buffer {
     backing: Backing,
@@ -59,9 +58,13 @@ pub struct Buffer {
 enum Backing {
     Empty,
     Pooled(Option<Block>, Weak<BufferPool>),
-    /// The allocator frees the memory. On a GPU the memory is not to be written before the event.
-    Lent(NonNull<u8>, Option<Arc<Ready>>),
-    OnGpu(DeviceMemory),
+    /// The allocator frees the memory. Its device must know this of it, such as when it may be written.
+    Lent(NonNull<u8>, Option<Placement>),
+    /// The owner frees the memory.
+    Owned(
+        *mut u8,
+        #[expect(dead_code, reason = "kept until it is dropped")] Box<dyn Any + Send>,
+    ),
 }
 
 // SAFETY: a block has a single owner, and what an allocator lends is the operation's alone, as its contract demands.
@@ -123,26 +126,25 @@ impl Buffer {
         Some(Self { backing, len })
     }
 
-    /// Memory of a GPU, freed with it: by then whatever uses it there must have ended.
-    pub(crate) fn on_gpu(memory: DeviceMemory) -> Self {
-        let len = memory.len();
-        let backing = Backing::OnGpu(memory);
+    /// Memory of a device, freed with its owner: by then whatever uses it there must have ended.
+    pub(crate) fn owned(memory: *mut u8, len: usize, owner: Box<dyn Any + Send>) -> Self {
+        let backing = Backing::Owned(memory, owner);
         Self { backing, len }
     }
 
-    /// [`Self::lent`] memory, but not to be written before an event on its GPU.
-    pub(crate) fn free_after(mut self, event: Option<Arc<Ready>>) -> Self {
-        if let Backing::Lent(_, ready) = &mut self.backing {
-            *ready = event;
+    /// [`Self::lent`] memory, with what its device must know of it.
+    pub(crate) fn placed(mut self, placement: Option<Placement>) -> Self {
+        if let Backing::Lent(_, placed) = &mut self.backing {
+            *placed = placement;
         }
         self
     }
 
-    /// The event before which it is not to be written.
-    pub(crate) fn ready(&self) -> Option<&Arc<Ready>> {
+    /// The facts that its device must know.
+    pub fn placement(&self) -> Option<&Placement> {
         match &self.backing {
-            Backing::Lent(_, ready) => ready.as_ref(),
-            Backing::Empty | Backing::Pooled(..) | Backing::OnGpu(_) => None,
+            Backing::Lent(_, placement) => placement.as_ref(),
+            Backing::Empty | Backing::Pooled(..) | Backing::Owned(..) => None,
         }
     }
 
@@ -151,8 +153,7 @@ impl Buffer {
         match &self.backing {
             Backing::Pooled(Some(block), _) => block.ptr.as_ptr(),
             Backing::Lent(memory, _) => memory.as_ptr(),
-            Backing::OnGpu(memory) => usize::try_from(memory.address())
-                .map_or(std::ptr::null_mut(), std::ptr::with_exposed_provenance_mut),
+            Backing::Owned(memory, _) => *memory,
             Backing::Pooled(None, _) | Backing::Empty => std::ptr::without_provenance_mut(ALIGN),
         }
     }

@@ -3,7 +3,6 @@
 mod algorithms;
 mod consistency;
 mod elastic;
-mod gpu;
 mod hints;
 mod log;
 mod members;
@@ -25,11 +24,13 @@ use horovod_timeline::TimelineSetting;
 use horovod_transport::{Congestion, Ports};
 
 pub use crate::bootstrap::Settings as BootstrapSettings;
+pub use crate::engine::backend::gpu::settings::{
+    GpuOperations, GpuSettings, operations as gpu_operations, search as gpu_search,
+};
 use crate::error::Error;
 pub use algorithms::Algorithms;
 pub use consistency::ConsistencySettings;
 pub use elastic::is_elastic;
-pub use gpu::{GpuOperations, GpuSettings, operations as gpu_operations, search as gpu_search};
 pub use log::LogSettings;
 pub use members::{Group, GroupSettings, Launcher, Members};
 use reader::Reader;

@@ -47,13 +47,9 @@ pub enum Error {
     /// A rank was lost, or data are altered on the way to one: this generation is over.
     #[error("{}", OpError::Lost(.0.clone()))]
     Lost(Box<PeerLost>),
-    /// The caller's stream is being captured into a CUDA graph, which can hold none of our operations; nothing was sent.
-    #[error(
-        "The current stream is being captured into a CUDA graph, and a graph can hold no operation of Horovod, for the \
-         ranks agree on each while it runs. Capture forward and backward without communication \
-         (optimizer.no_sync()), and reduce outside of the graph."
-    )]
-    Capturing,
+    /// The caller's stream is being captured into a graph, which can hold none of our operations; nothing was sent.
+    #[error("{0}")]
+    Capturing(&'static str),
     /// Horovod itself cannot do what it should.
     #[error("{0}")]
     Internal(String),

@@ -17,8 +17,21 @@ mod driver_lock;
 mod engine;
 #[cfg(not(loom))]
 mod error;
+/// Devices other than the host, and how to serve one more kind: see [`Engine::start_with`].
 #[cfg(not(loom))]
-pub mod gpu;
+pub mod accelerator {
+    pub use crate::engine::Entry;
+    pub use crate::engine::accelerator::{Accelerator, LaunchEnd, Placement};
+    pub use crate::engine::backend::{
+        AdasumScope, Backend, DeviceStage, Failure, InFlight, Members, Outputs, RawStream, Results,
+        Route, StageIn, Staged, Start, Started, Surroundings,
+    };
+    pub use horovod_diagnosis::{DeviceStanding, OnDevice, Phase};
+    pub use horovod_protocol::{EntryId, ExecItem, Execution};
+    pub use horovod_transport::{Aborted, Idle, Notifier, Topology};
+}
+#[cfg(not(loom))]
+pub use engine::backend::gpu::adapter as gpu;
 #[cfg(not(loom))]
 mod init;
 #[cfg(not(loom))]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use horovod_protocol::{Device, TensorMeta};
 
-use crate::gpu::Ready;
+use crate::engine::accelerator::Placement;
 
 /// Says when the bytes of a tensor in host memory may be read.
 /// Host tensors that are ready when they are submitted have none.
@@ -23,8 +23,8 @@ pub enum Output {
     /// Into memory that is allocated when the size is known.
     Allocate,
     /// Into so many bytes of memory of the caller's if all members bring equally many rows, or get them, and they need
-    /// just that; else as [`Self::Allocate`], which on a GPU, where nobody allocates, is memory that is freed with the
-    /// result: wait for its end before. For allgather, alltoall and reducescatter.
+    /// just that; else as [`Self::Allocate`], which on a device, where nobody allocates, is memory that is freed with
+    /// the result: wait for its end before. For allgather, alltoall and reducescatter.
     Even {
         /// First byte.
         at: *mut u8,
@@ -51,8 +51,8 @@ pub struct Tensor {
     pub(crate) input: *const u8,
     pub(crate) output: Output,
     pub(crate) device: Device,
-    /// Where the caller's stream was at the submission, on a GPU.
-    pub(crate) placed: Option<Arc<Ready>>,
+    /// The facts that its device must know.
+    pub(crate) placement: Option<Placement>,
     /// When the input may be read; `None`: now.
     pub(crate) ready: Option<Box<dyn ReadyEvent>>,
     /// Dropped when the operation has ended.
@@ -130,7 +130,7 @@ impl Tensor {
             input,
             output,
             device: Device::Cpu,
-            placed: None,
+            placement: None,
             ready: None,
             owner: None,
         }
@@ -161,16 +161,27 @@ impl Tensor {
         self
     }
 
-    /// In the memory of a GPU, with the event of its submission, which all tensors of a call share.
-    ///
-    /// # Safety
-    /// The requirements of [`Self::new`] for the addresses hold on that GPU. The input counts as written once the event
-    /// has passed, and the output as free to be written.
+    /// With facts that its device must know; tensors of one call may share them.
     #[must_use]
-    pub unsafe fn on_gpu(mut self, ready: Arc<Ready>) -> Self {
-        self.device = Device::Gpu;
-        self.placed = Some(ready);
+    #[inline]
+    pub fn placed(mut self, placement: Placement) -> Self {
+        self.placement = Some(placement);
         self
+    }
+
+    /// The facts that its device must know.
+    pub fn placement(&self) -> Option<&Placement> {
+        self.placement.as_ref()
+    }
+
+    /// First input byte.
+    pub fn input(&self) -> *const u8 {
+        self.input
+    }
+
+    /// Where the result goes.
+    pub fn output(&self) -> Output {
+        self.output
     }
 
     /// Element type and shape.

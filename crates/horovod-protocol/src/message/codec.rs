@@ -72,10 +72,14 @@ pub(super) mod put {
     }
 
     pub(in super::super) fn device(w: &mut Writer<'_>, device: Device) {
-        w.u8(match device {
-            Device::Cpu => 0,
-            Device::Gpu => 1,
-        });
+        match device {
+            Device::Cpu => w.u8(0),
+            Device::Gpu => w.u8(1),
+            Device::Other(kind) => {
+                w.u8(2);
+                w.u8(kind);
+            }
+        }
     }
 
     pub(in super::super) fn tensors(w: &mut Writer<'_>, tensors: &[TensorMeta]) {
@@ -211,6 +215,7 @@ pub(super) mod get {
         match r.u8("device")? {
             0 => Ok(Device::Cpu),
             1 => Ok(Device::Gpu),
+            2 => Ok(Device::Other(r.u8("kind of device")?)),
             tag => Err(bad("device", tag)),
         }
     }

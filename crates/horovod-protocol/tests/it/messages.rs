@@ -54,7 +54,12 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn device() -> impl Strategy<Value = Device> {
-    select(&[Device::Cpu, Device::Gpu])
+    select(&[
+        Device::Cpu,
+        Device::Gpu,
+        Device::Other(0),
+        Device::Other(255),
+    ])
 }
 
 fn name() -> impl Strategy<Value = Arc<str>> {

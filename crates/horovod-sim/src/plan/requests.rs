@@ -148,7 +148,7 @@ pub(super) fn mistake(rng: &mut Rng, request: &mut Request, members: &[Rank]) ->
         1 => {
             request.device = match request.device {
                 Device::Cpu => Device::Gpu,
-                Device::Gpu => Device::Cpu,
+                Device::Gpu | Device::Other(_) => Device::Cpu,
             };
             "CPU/GPU device selection"
         }

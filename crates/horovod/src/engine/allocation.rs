@@ -8,10 +8,10 @@ use horovod_protocol::{DType, Shape};
 use horovod_transport::Notifier;
 
 use super::Entry;
+use super::accelerator::Placement;
 use super::backend::Outputs;
 use super::handles::DueCallback;
 use crate::buffer::Buffer;
-use crate::gpu::Ready;
 
 /// Gives memory for an output: which tensor of the submission it belongs to, its element type and its shape. The memory
 /// must be writable, and nobody else's, until the operation has ended; for an output without elements it may be null.
@@ -23,14 +23,14 @@ pub type Allocator = Box<dyn FnMut(usize, DType, &[u64]) -> Result<Allocated, St
 pub struct Allocated {
     /// First byte, on the device of the submission.
     pub memory: *mut u8,
-    /// On a GPU: where the stream was for which it was allocated, before which it is not free to be written.
-    pub ready: Option<Arc<Ready>>,
+    /// The facts that the device of the submission must know, such as when the memory may be written.
+    pub placement: Option<Placement>,
 }
 
 impl From<*mut u8> for Allocated {
     fn from(memory: *mut u8) -> Self {
-        let ready = None;
-        Self { memory, ready }
+        let placement = None;
+        Self { memory, placement }
     }
 }
 
@@ -104,12 +104,12 @@ impl Wanted {
                 .and_then(|n| usize::try_from(n).ok())
                 .and_then(|n| n.checked_mul(dtype.size()));
             let bytes = bytes.ok_or("a result is too large for this machine")?;
-            let Allocated { memory, ready } = allocator(i, dtype, &shape)
+            let Allocated { memory, placement } = allocator(i, dtype, &shape)
                 .map_err(|why| format!("cannot allocate a result of {bytes} bytes: {why}"))?;
             let buffer = Buffer::lent(memory, bytes).ok_or_else(|| {
                 format!("cannot allocate a result of {bytes} bytes: it is at null")
             })?;
-            outputs.push(Some((buffer.free_after(ready), shape)));
+            outputs.push(Some((buffer.placed(placement), shape)));
         }
         Ok(outputs)
     }

@@ -31,8 +31,9 @@ use links::ControlPlane;
 use node::{Node, NodeAction, unheard};
 use pump::Pump;
 
+use super::accelerator::DeviceBackend;
 use super::backend::host::Host;
-use super::backend::{Capabilities, DeviceBackend, Results};
+use super::backend::{Capabilities, Results};
 use super::handles::{Handle, OpResult};
 use super::{EngineState, Entry, nanos};
 use crate::buffer::BufferPool;

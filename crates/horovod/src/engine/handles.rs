@@ -11,11 +11,11 @@ use std::time::Instant;
 
 use horovod_protocol::{Completion, Shape};
 
+use super::accelerator::LaunchEnd;
 use super::by_number::ByNumber;
 use super::soft::WaitedFor;
 use crate::buffer::Buffer;
 use crate::error::Error;
-use crate::gpu::LaunchEnd;
 
 /// Names one submission of this process; counts from 1, also over re-initialisations, so that a handle that is
 /// kept too long is unknown and never another operation's.
@@ -36,7 +36,8 @@ pub struct OpResult {
 }
 
 impl OpResult {
-    pub(crate) fn plain(completion: Completion) -> Self {
+    /// A result with nothing but its completion.
+    pub fn plain(completion: Completion) -> Self {
         Self {
             outputs: Vec::new(),
             received_splits: None,

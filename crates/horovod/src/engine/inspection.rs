@@ -12,7 +12,7 @@ use horovod_diagnosis::{
 use horovod_protocol::{Coordinator, Rank, StalledRequest, Time, Tree};
 use horovod_transport::{Control, Topology};
 
-use super::gpu_watch::GpuWatch;
+use super::device_watch::DeviceMonitor;
 use super::relay::{OutOfBandMessage, Relay};
 use super::soft::WaitedFor;
 use super::standing::{brief, search_stacks, standing};
@@ -39,7 +39,7 @@ pub(super) struct Inspection {
     told_soft: Option<u64>,
     tell_soft: bool,
     gives_up: bool,
-    gpu: GpuWatch,
+    devices: DeviceMonitor,
     file: ReportFile,
     answering: Option<Answering>,
     /// A thread that has not found the stacks yet: no second one is sent.
@@ -47,7 +47,7 @@ pub(super) struct Inspection {
     outbox: VecDeque<(Rank, Vec<u8>)>,
 }
 
-/// The driver's state beside its GPU.
+/// The driver's state beside its devices.
 pub(super) struct Surroundings {
     /// All ranks have agreed to stop: nobody answers any more.
     pub(super) stopped: bool,
@@ -62,8 +62,8 @@ pub(super) struct InHand<'a> {
     pub(super) names: &'a dyn Fn() -> Vec<Key>,
 }
 
-/// State of GPUs whose work does not end.
-pub(super) enum GpuNews {
+/// State of devices whose work does not end.
+pub(super) enum DeviceNews {
     None,
     /// Something waits to be sent.
     Said,
@@ -88,7 +88,12 @@ pub(super) struct Deadlock {
 }
 
 impl Inspection {
-    pub(super) fn new(config: &Config, topology: &Topology) -> Self {
+    /// `device_timeout`: how long an execution may be on a device.
+    pub(super) fn new(
+        config: &Config,
+        device_timeout: Option<Duration>,
+        topology: &Topology,
+    ) -> Self {
         let leads = topology.rank == COORDINATOR && topology.size > 1;
         let after = config.stall_diagnosis.filter(|_| leads);
         let after_ms = after.map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX));
@@ -99,7 +104,7 @@ impl Inspection {
             told_soft: None,
             tell_soft: false,
             gives_up: config.deadlock_error,
-            gpu: GpuWatch::new(config, topology),
+            devices: DeviceMonitor::new(config.stall_check, device_timeout, topology),
             file: ReportFile::new(config.stall_report.clone()),
             answering: None,
             searching: None,
@@ -179,7 +184,7 @@ impl Inspection {
                 self.begin_answer(question, shared, executes);
             }
             Ok(Message::Answer { question, standing }) => {
-                self.gpu.answered(question, from, &standing);
+                self.devices.answered(question, from, &standing);
                 if let Some(leader) = &mut self.leader {
                     leader.answered(question, from, standing);
                 }
@@ -196,7 +201,9 @@ impl Inspection {
                     soft.answered(question, from, brief);
                 }
             }
-            Ok(Message::Complaint(complaint)) => self.gpu.complain(shared.now(), from, complaint),
+            Ok(Message::Complaint(complaint)) => {
+                self.devices.complain(shared.now(), from, complaint)
+            }
             Ok(Message::Soft { waits }) => {
                 if let Some(soft) = &mut self.soft {
                     soft.notice(shared.now().0, from, waits);
@@ -271,40 +278,40 @@ impl Inspection {
                 self.post(COORDINATOR, &answer);
                 continue;
             }
-            self.gpu.answered(question, self.me, &standing);
+            self.devices.answered(question, self.me, &standing);
             if let Some(leader) = &mut self.leader {
                 leader.answered(question, self.me, standing);
             }
         }
     }
 
-    /// Look at what this rank's GPU is at, and on rank 0 at what is known of others. Asked before sleeps, and now and then.
-    pub(super) fn watch_gpus(
+    /// Polls the work on this rank's devices, and on rank 0 what others report. Called before sleeps, and now and then.
+    pub(super) fn watch_devices(
         &mut self,
         now: Time,
         shared: &Arc<EngineState>,
         size: u32,
         surroundings: Surroundings,
-    ) -> GpuNews {
+    ) -> DeviceNews {
         let Surroundings { stopped, executes } = surroundings;
-        match self.gpu.look(now, shared, stopped || size == 1) {
-            Some(Watched::GiveUp(why)) => return GpuNews::GiveUp(why),
+        match self.devices.look(now, shared, stopped || size == 1) {
+            Some(Watched::GiveUp(why)) => return DeviceNews::GiveUp(why),
             Some(Watched::Tell(complaint)) if self.me == COORDINATOR => {
-                self.gpu.complain(now, self.me, complaint);
+                self.devices.complain(now, self.me, complaint);
             }
             Some(Watched::Tell(complaint)) => {
                 self.post(COORDINATOR, &Message::Complaint(complaint));
-                return GpuNews::Said;
+                return DeviceNews::Said;
             }
             None => {}
         }
-        match self.gpu.poll(now, shared, size) {
-            Some(DeviceStep::Report(diagnosis)) => GpuNews::Stuck(diagnosis),
+        match self.devices.poll(now, shared, size) {
+            Some(DeviceStep::Report(diagnosis)) => DeviceNews::Stuck(diagnosis),
             Some(DeviceStep::Ask { question, ranks }) => {
                 self.ask(question, ranks, shared, executes);
-                GpuNews::Said
+                DeviceNews::Said
             }
-            None => GpuNews::None,
+            None => DeviceNews::None,
         }
     }
 
@@ -488,8 +495,8 @@ impl Inspection {
         }
     }
 
-    /// Tell the users of an operation that does not end on GPUs; if that ends the job, what all errors say.
-    pub(super) fn tell_of_gpus(
+    /// Reports an operation that does not end on devices; if that ends the job, returns the text of all errors.
+    pub(super) fn report_devices(
         &mut self,
         found: &DeviceDiagnosis,
         topology: &Topology,

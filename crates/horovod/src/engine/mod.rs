@@ -1,14 +1,14 @@
 //! The engine of one generation: takes submissions from any thread, agrees with the peers, runs, completes.
 
+pub(crate) mod accelerator;
 mod allocation;
-mod backend;
+pub(crate) mod backend;
 mod by_number;
 mod callers;
 mod calls;
-mod devices;
+mod device_watch;
 mod driver;
 mod driver_lock;
-mod gpu_watch;
 mod handles;
 mod inspection;
 mod recording;
@@ -34,13 +34,13 @@ use horovod_protocol::{
 use horovod_timeline::{Stamp, Timeline, TimelineSetting};
 use horovod_transport::{Mesh, Notifier, Topology};
 
-use backend::{ChosenGpu, DeviceBackend, Surroundings, gpu_backends};
+use accelerator::{Accelerator, Accelerators, LaunchEnd};
+use backend::Surroundings;
 use by_number::ByNumber;
 
 use crate::config::Config;
 use crate::error::Error;
-use crate::gpu::LaunchEnd;
-use crate::tensor::Tensors;
+use crate::tensor::{Tensor, Tensors};
 
 pub use allocation::{Allocated, Allocator};
 pub use handles::{Callback, Handle, Kept, OpResult, Waited, in_callback};
@@ -80,7 +80,7 @@ pub(crate) struct EngineState {
     started: Instant,
     /// The only rank of the job.
     alone: bool,
-    devices: devices::Devices,
+    accelerators: Accelerators,
     engine_thread_state: driver_lock::EngineThreadState,
     shutdown: shutdown::Shutdown,
     round: round::Round,
@@ -184,7 +184,7 @@ impl Negotiation {
 }
 
 /// One pending submission.
-pub(crate) struct Entry {
+pub struct Entry {
     tensors: Tensors,
     /// Alltoall: rows for each member.
     splits: Option<Vec<u64>>,
@@ -194,6 +194,11 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// Its tensors, in the order of the submission.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
     fn has_event(&self) -> bool {
         self.tensors.iter().any(|tensor| tensor.ready.is_some())
     }
@@ -213,7 +218,7 @@ impl Entry {
 }
 
 impl EngineState {
-    fn new(config: &Config, mesh: &Mesh, devices: Vec<Device>, gpu: Arc<ChosenGpu>) -> Self {
+    fn new(config: &Config, mesh: &Mesh, accelerators: Accelerators) -> Self {
         let worker = Worker::new(WorkerConfig {
             rank: mesh.topology.rank,
             size: mesh.topology.size,
@@ -233,7 +238,7 @@ impl EngineState {
             notifier: mesh.waiter.notifier(),
             started,
             alone: mesh.topology.size == 1,
-            devices: devices::Devices::new(devices, gpu),
+            accelerators,
             engine_thread_state: driver_lock::EngineThreadState::new(),
             shutdown: shutdown::Shutdown::default(),
             round: round::Round::new(mesh),
@@ -277,26 +282,27 @@ impl Drop for FinalNotification {
 impl Engine {
     /// Start the engine on a mesh that stands.
     pub fn start(config: Config, mesh: Mesh) -> Result<Self, Error> {
-        Self::start_with(config, mesh, gpu_backends)
+        let accelerators = backend::accelerators(&config);
+        Self::start_with(config, mesh, accelerators)
     }
 
-    /// As [`Self::start`], with backends for devices.
-    pub(crate) fn start_with(
+    /// As [`Self::start`], with these kinds of devices beside the host.
+    ///
+    /// # Errors
+    /// Two serve one kind of device, or there can be no thread.
+    pub fn start_with(
         config: Config,
         mesh: Mesh,
-        backends: impl FnOnce(&Surroundings<'_>) -> Vec<DeviceBackend>,
+        accelerators: Vec<Arc<dyn Accelerator>>,
     ) -> Result<Self, Error> {
         let topology = mesh.topology.clone();
-        let gpu = Arc::new(ChosenGpu::default());
-        let backends = backends(&Surroundings {
+        let accelerators = Accelerators::new(accelerators)?;
+        let backends = accelerators.backends(&Surroundings {
             config: &config,
             topology: &topology,
-            gpu: gpu.clone(),
             notifier: mesh.waiter.notifier(),
         });
-        let devices = backends.iter().map(|(device, _)| *device);
-        let devices = devices.chain([Device::Cpu]).collect();
-        let shared = Arc::new(EngineState::new(&config, &mesh, devices, gpu));
+        let shared = Arc::new(EngineState::new(&config, &mesh, accelerators));
         if let Some(TimelineSetting::File(path)) = &config.timeline {
             let mark_cycles = config.timeline_mark_cycles;
             // It is armed, for there is a setting.
@@ -404,7 +410,7 @@ impl Engine {
     /// # Errors
     /// Why the generation has ended.
     pub fn wait_for_devices(&self, timeout: Duration) -> Result<bool, Error> {
-        self.wait_on_host(timeout, || self.shared.devices.is_idle())
+        self.wait_on_host(timeout, || self.shared.accelerators.is_idle())
     }
 
     /// Wait on the host until an operation that was launched on a device has ended. `false`: the time is over.
@@ -415,7 +421,7 @@ impl Engine {
         let waited = self.wait_on_host(timeout, || {
             // The cause follows a bad end; and what a device does not let go of never ends, but is given up.
             let is_given_up = || self.shared.lock().worker.ended().is_some();
-            end.ended_well() == Some(true) || self.shared.devices.is_idle() && is_given_up()
+            end.ended_well() == Some(true) || self.shared.accelerators.is_idle() && is_given_up()
         });
         match end.ended_well() {
             // The operation ended before the failure of the generation.

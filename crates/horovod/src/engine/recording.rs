@@ -153,7 +153,7 @@ impl Recording {
                 let is_timed = is_timed || !recorded.parts.is_empty();
                 let parts = with_last(recorded.parts, recorded.begin, stage, backend);
                 if is_timed {
-                    thread = ordinal.map_or(0, |ordinal| timeline.gpu(ordinal));
+                    thread = ordinal.map_or(0, |ordinal| timeline.device(ordinal));
                 }
                 let stages: Vec<_> = parts.iter().map(shown).collect();
                 // The host has only launched it, before, and seen its end, later.

@@ -7,7 +7,6 @@ use horovod_diagnosis::{Brief, Key, Seen, Standing, ThreadStack, Unfinished, run
 use horovod_protocol::{EntryId, ProcessSetId};
 
 use super::EngineState;
-use super::gpu_watch::device_standing;
 
 /// The answer to a look at a soft wait: the operations for which this rank's threads wait, and which of `keys` are pending.
 pub(super) fn brief(shared: &EngineState, keys: &[Key]) -> Brief {
@@ -70,7 +69,7 @@ pub(super) fn standing(shared: &EngineState, executes: bool) -> Standing {
             callbacks,
             ..Unfinished::default()
         },
-        device: device_standing(shared),
+        device: shared.accelerators.standing(),
         ..Standing::default()
     }
 }

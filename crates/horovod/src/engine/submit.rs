@@ -8,11 +8,12 @@ use horovod_protocol::{
 };
 use horovod_timeline::op_name;
 
+use super::accelerator::check_layout;
 use super::calls::Wait;
 use super::handles::{Delivery, Handles};
 use super::{Allocator, Callback, Engine, Entry, Handle, Kept, Negotiation, RecordedCall, Waited};
 use crate::error::Error;
-use crate::tensor::{Output, Tensor, Tensors};
+use crate::tensor::{Tensor, Tensors};
 
 /// Longest single wait of the blocking calls between two looks at whether the caller wants to stop.
 const WAIT_SLICE: Duration = Duration::from_millis(100);
@@ -133,41 +134,10 @@ impl Engine {
                 other.name()
             )));
         }
-        if !self.shared.devices.has(device) {
-            return Err(Error::Invalid(format!(
-                "the tensor lies on a {}, and nothing here moves the data of such tensors; copy it to host memory first",
-                device.name()
-            )));
-        }
-        if device == Device::Gpu {
-            self.check_gpu(tensors)?;
+        if device != Device::Cpu {
+            self.shared.accelerators.claim(device, tensors)?;
         }
         Ok(device)
-    }
-
-    /// A rank uses one GPU, which the first submission chooses.
-    fn check_gpu(&self, tensors: &[Tensor]) -> Result<(), Error> {
-        if self.shared.devices.gpu().needs_events()
-            && tensors.iter().any(|tensor| tensor.placed.is_none())
-        {
-            return Err(Error::Invalid(
-                "the tensor lies on a GPU, but it is not told on which, nor when its data are ready; submit it through \
-                 horovod.torch, or copy it to host memory first"
-                    .into(),
-            ));
-        }
-        let mut chosen = None;
-        for ready in tensors.iter().filter_map(|tensor| tensor.placed.as_ref()) {
-            let ordinal = ready.ordinal();
-            let before = *chosen.get_or_insert_with(|| self.shared.devices.gpu().choose(ordinal));
-            if before != ordinal {
-                return Err(Error::Invalid(format!(
-                    "the tensor is on GPU {ordinal}, but this rank communicates from GPU {before}; each rank uses one: \
-                     call torch.cuda.set_device(hvd.local_rank()) before tensors are made"
-                )));
-            }
-        }
-        Ok(())
     }
 
     pub(super) fn queue(&self, submission: Submission<'_>) -> Result<Handle, Error> {
@@ -185,7 +155,7 @@ impl Engine {
         let late = matches!(op, Op::Allgather | Op::Alltoall | Op::Reducescatter { .. });
         let allocator = submission.allocator.filter(|_| late);
         if device != Device::Cpu {
-            check_on_device(device, tensors, late && allocator.is_none())?;
+            check_layout(device, tensors, late && allocator.is_none())?;
         }
         if matches!(submission.end, Delivery::ToCallback(_)) || allocator.is_some() {
             self.start_callback_thread()?;
@@ -463,27 +433,6 @@ fn check_arithmetic(op: &Op, tensors: &[Tensor]) -> Result<(), Error> {
 }
 
 /// Tensors on a device are moved as they lie there; `must_have_outputs`: nobody allocates memory for results.
-fn check_on_device(
-    device: Device,
-    tensors: &[Tensor],
-    must_have_outputs: bool,
-) -> Result<(), Error> {
-    if tensors.iter().any(|t| !t.meta.order.is_row_major()) {
-        return Err(Error::Invalid(format!(
-            "a tensor on a {} is not in row-major order in memory; pass a contiguous copy",
-            device.name()
-        )));
-    }
-    let allocates = |tensor: &Tensor| tensor.output == Output::Allocate;
-    if must_have_outputs && tensors.iter().any(allocates) {
-        return Err(Error::Invalid(format!(
-            "results on a {} are allocated by the submission, which came without an allocator",
-            device.name()
-        )));
-    }
-    Ok(())
-}
-
 fn check_sizes(tensors: &[Tensor]) -> Result<(), Error> {
     for t in tensors {
         if t.bytes().is_none() || t.row_bytes().is_none() {

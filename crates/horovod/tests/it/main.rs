@@ -19,4 +19,5 @@ mod replicas;
 mod start;
 mod threads;
 mod timeline;
+mod toy_device;
 mod trees;

@@ -37,7 +37,7 @@ impl Xla {
     pub(super) fn error(self, error: &Error) -> *mut abi::Error {
         let (code, class) = match error {
             Error::NotInitialized => (FAILED_PRECONDITION, "ValueError"),
-            Error::Capturing => (FAILED_PRECONDITION, "RuntimeError"),
+            Error::Capturing(_) => (FAILED_PRECONDITION, "RuntimeError"),
             Error::Stopped {
                 why: StopReason::Deadlock { .. },
                 ..

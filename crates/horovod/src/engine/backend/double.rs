@@ -8,11 +8,13 @@ use horovod_protocol::{Completion, Device, EntryId, Op, ProcessSetId, Rank, Seq}
 use horovod_sim::Rng;
 use horovod_transport::{Aborted, Notifier};
 
-use super::{
-    Backend, DeviceBackend, Failure, InFlight, Members, Results, Start, Started, Surroundings,
-};
+use super::{Backend, Failure, InFlight, Members, Results, Start, Started, Surroundings};
+use crate::engine::accelerator::Accelerator;
 use crate::engine::handles::OpResult;
 use crate::tensor::Tensor;
+
+/// The kind of its tensors' device.
+pub(super) const DOUBLE: Device = Device::Other(1);
 
 /// Connection between the devices of a job, with the thread that moves their bytes.
 pub(super) struct Fabric {
@@ -121,20 +123,9 @@ impl Fabric {
     }
 
     /// The device of one rank, which offers this.
-    pub(super) fn device(
-        self: &Arc<Self>,
-        offer: u8,
-    ) -> impl FnOnce(&Surroundings<'_>) -> Vec<DeviceBackend> + use<> {
+    pub(super) fn device(self: &Arc<Self>, offer: u8) -> Arc<dyn Accelerator> {
         let fabric = self.clone();
-        move |surroundings| {
-            let double = Double {
-                rank: surroundings.topology.rank,
-                notifier: surroundings.notifier.clone(),
-                offer,
-                fabric,
-            };
-            vec![(Device::Gpu, Box::new(double))]
-        }
+        Arc::new(DoubleDevice { offer, fabric })
     }
 
     fn run(&self) {
@@ -221,6 +212,26 @@ fn carry_out(parts: &[Part]) {
                 }
             }
         }
+    }
+}
+
+struct DoubleDevice {
+    offer: u8,
+    fabric: Arc<Fabric>,
+}
+
+impl Accelerator for DoubleDevice {
+    fn kind(&self) -> Device {
+        DOUBLE
+    }
+
+    fn backend(self: Arc<Self>, surroundings: &Surroundings<'_>) -> Box<dyn Backend> {
+        Box::new(Double {
+            rank: surroundings.topology.rank,
+            notifier: surroundings.notifier.clone(),
+            offer: self.offer,
+            fabric: self.fabric.clone(),
+        })
     }
 }
 

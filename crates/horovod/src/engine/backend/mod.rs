@@ -8,28 +8,28 @@
 mod capabilities;
 #[cfg(test)]
 mod double;
-mod gpu;
+pub(crate) mod gpu;
 pub(super) mod host;
 mod rows;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use horovod_gpu::{Executor, ExecutorProgress};
-use horovod_protocol::{Device, EntryId, Execution, ProcessSetId, Rank, Shape};
+use horovod_protocol::{EntryId, Execution, ProcessSetId, Rank, Shape};
 use horovod_transport::{Aborted, Idle, Notifier, Topology};
 
 use super::Entry;
+use super::accelerator::Accelerator;
 use super::handles::OpResult;
 use crate::buffer::{Buffer, BufferPool};
 use crate::config::Config;
 use crate::error::Error;
 
 pub(super) use capabilities::Capabilities;
-pub(super) use gpu::gpu_backends;
+/// A framework's handle of a stream.
+pub use horovod_gpu::RawStream;
 pub(super) use rows::share_of;
 
 /// Bytes of an offer at most.
@@ -37,13 +37,23 @@ const OFFER_MAX: usize = 1 << 10;
 
 /// Why an execution could not be carried out; each ends the generation, for the peers wait for this rank.
 #[derive(Clone, Debug)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// The generation was over already.
     Aborted(Aborted),
     /// A link broke under the collective.
-    Link { rank: Rank, cause: String },
+    Link {
+        /// The rank at its other end.
+        rank: Rank,
+        /// The system's error.
+        cause: String,
+    },
     /// The bytes received from this rank differ from those it sent.
-    Altered { rank: Rank, what: Arc<str> },
+    Altered {
+        /// The sender.
+        rank: Rank,
+        /// The text of the error.
+        what: Arc<str>,
+    },
     /// This rank cannot go on because of another one, whose own reason is better if it is told in time.
     Remote(String),
     /// This rank cannot go on: memory, an event that failed, an invariant.
@@ -51,42 +61,56 @@ pub(crate) enum Failure {
 }
 
 /// One per item that this rank submitted.
-pub(crate) type Results = Vec<(EntryId, Result<OpResult, Error>)>;
+pub type Results = Vec<(EntryId, Result<OpResult, Error>)>;
 
 /// For each item the memory and shape of each output that is allocated; where nothing is, an empty list.
-pub(crate) type Outputs = Vec<Vec<Option<(Buffer, Shape)>>>;
+pub type Outputs = Vec<Vec<Option<(Buffer, Shape)>>>;
 
 /// One execution, the tensors of this rank, and what is needed to carry it out.
-pub(crate) struct Start<'a> {
-    pub(crate) execution: &'a Execution,
+pub struct Start<'a> {
+    /// The execution, as all members have it.
+    pub execution: &'a Execution,
     /// By item; `None` where this rank has joined.
-    pub(crate) entries: &'a [Option<Entry>],
+    pub entries: &'a [Option<Entry>],
     /// Memory for outputs that an allocator of the submission has given; by item, empty if there is none.
-    pub(crate) outputs: &'a mut Outputs,
+    pub outputs: &'a mut Outputs,
     /// Of an alltoall whose memory was asked for: rows from each member, by item.
-    pub(crate) received: Vec<Vec<usize>>,
+    pub received: Vec<Vec<usize>>,
     /// Of an Adasum.
-    pub(crate) adasum: AdasumScope,
+    pub adasum: AdasumScope,
     /// To be called whenever nothing can move. Its error is passed on; then the same execution may be started again.
-    pub(crate) idle: &'a mut dyn Idle,
-    pub(crate) pool: &'a Arc<BufferPool>,
+    pub idle: &'a mut dyn Idle,
+    /// Host memory for results.
+    pub pool: &'a Arc<BufferPool>,
     /// Whether somebody wants to know when a device carries it out: [`InFlight::stage`].
-    pub(crate) timed: bool,
+    pub timed: bool,
     /// Empty; filled by a backend that is done.
-    pub(crate) results: &'a mut Results,
+    pub results: &'a mut Results,
 }
 
 /// Operands of Adasum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AdasumScope {
+pub enum AdasumScope {
     /// The tensors of all ranks.
     Ranks,
     /// The averages inside the hosts.
     Hosts,
 }
 
+/// How an execution on a device is carried out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// By [`Backend::start`].
+    Native,
+    /// Through host memory, by [`Backend::stage_in`], the host's backend and [`Backend::stage_out`] in turn; an Adasum
+    /// has these operands.
+    Staged(AdasumScope),
+    /// Not at all; why, as the operation's result.
+    Refused(String),
+}
+
 /// How an execution has started.
-pub(crate) enum Started {
+pub enum Started {
     /// It has ended; the results are where they belong.
     Done,
     /// It goes on by itself.
@@ -94,7 +118,7 @@ pub(crate) enum Started {
 }
 
 /// Backend for executions on one kind of device.
-pub(crate) trait Backend: Send {
+pub trait Backend: Send {
     /// As in the timeline.
     fn name(&self) -> &'static str;
 
@@ -106,17 +130,10 @@ pub(crate) trait Backend: Send {
     /// same. An error is the result of every operation of the set on this device.
     fn settle(&mut self, set: ProcessSetId, members: &Members<'_>) -> Result<(), String>;
 
-    /// Whether an execution goes through host memory: then [`Self::stage_in`], the host's backend and
-    /// [`Self::stage_out`] carry it out in turn. It must follow from the execution and what was settled alone, so that
-    /// all members do the same.
-    fn is_staged(&self, _: &Execution) -> bool {
-        false
-    }
-
-    /// Scope of an Adasum of tensors on this device; an error is the operation's result. The scope must depend on the
-    /// execution and the settled conclusion alone.
-    fn adasum(&self, _: &Execution) -> Result<AdasumScope, String> {
-        Ok(AdasumScope::Ranks)
+    /// How an execution of a settled set is carried out. The route must follow from the execution and the settled
+    /// conclusion alone, so that all members take the same.
+    fn route(&self, _: &Execution) -> Route {
+        Route::Native
     }
 
     /// Begin to copy the tensors of an execution into host memory; if it is `timed`, there is [`StageIn::stage`]. The
@@ -154,7 +171,7 @@ fn not_staged(execution: &Execution) -> Failure {
 }
 
 /// Tensors of an execution on their way into host memory.
-pub(crate) trait StageIn: Send {
+pub trait StageIn: Send {
     /// Entries of host memory in place of the execution's, once the bytes are there; why they never will be.
     fn poll(&mut self) -> Option<Result<Vec<Option<Entry>>, Failure>>;
 
@@ -166,29 +183,31 @@ pub(crate) trait StageIn: Send {
 
 /// A part of an execution that a device carried out.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct DeviceStage {
-    pub(crate) name: &'static str,
+pub struct DeviceStage {
+    /// As in the timeline.
+    pub name: &'static str,
     /// From when to when, by the host's clock, if that could be found out.
-    pub(crate) times: Option<(Instant, Instant)>,
+    pub times: Option<(Instant, Instant)>,
 }
 
 /// An execution whose results are in host memory.
-pub(crate) struct Staged<'a> {
-    pub(crate) execution: &'a Execution,
-    /// As submitted; by item.
-    pub(crate) entries: &'a [Option<Entry>],
-    /// Entries from [`StageIn::poll`] in place of these, with the results where tensors have outputs.
-    pub(crate) staged: Vec<Option<Entry>>,
-    /// Memory on the device for outputs that are allocated late; as in [`Start`].
-    pub(crate) outputs: &'a mut Outputs,
-    /// Of the host's backend; taken.
-    pub(crate) results: Results,
+pub struct Staged<'a> {
     /// As in [`Start`].
-    pub(crate) timed: bool,
+    pub execution: &'a Execution,
+    /// As submitted; by item.
+    pub entries: &'a [Option<Entry>],
+    /// Entries from [`StageIn::poll`] in place of these, with the results where tensors have outputs.
+    pub staged: Vec<Option<Entry>>,
+    /// Memory on the device for outputs that are allocated late; as in [`Start`].
+    pub outputs: &'a mut Outputs,
+    /// Of the host's backend; taken.
+    pub results: Results,
+    /// As in [`Start`].
+    pub timed: bool,
 }
 
 /// An execution that goes on by itself.
-pub(crate) trait InFlight: Send {
+pub trait InFlight: Send {
     /// The results, once, as soon as what follows on the device may be put behind them: its tensors are still in use.
     /// Then those of the end are none. Only devices with an order of their own tell of it.
     fn launched(&mut self) -> Option<Results> {
@@ -218,71 +237,24 @@ pub(crate) trait InFlight: Send {
 }
 
 /// The members of a set and what each has offered.
-pub(crate) struct Members<'a> {
-    pub(crate) ranks: &'a [Rank],
-    pub(crate) offers: &'a [Vec<u8>],
-}
-
-/// The GPU of this rank.
-pub(crate) struct ChosenGpu {
-    ordinal: AtomicI32,
-    needs_events: AtomicBool,
-    /// Once it has been given something.
-    executor: OnceLock<Arc<Executor>>,
-}
-
-impl Default for ChosenGpu {
-    fn default() -> Self {
-        Self {
-            ordinal: AtomicI32::new(-1),
-            needs_events: AtomicBool::new(false),
-            executor: OnceLock::new(),
-        }
-    }
-}
-
-impl ChosenGpu {
-    /// From here on tensors must come with the event of their stream, without which nobody knows their GPU.
-    pub(crate) fn demand_events(&self) {
-        self.needs_events.store(true, Ordering::Release);
-    }
-
-    /// Whether they must.
-    pub(crate) fn needs_events(&self) -> bool {
-        self.needs_events.load(Ordering::Acquire)
-    }
-
-    /// The one that was chosen first: this, if none was.
-    pub(crate) fn choose(&self, ordinal: i32) -> i32 {
-        let (new, old) = (Ordering::AcqRel, Ordering::Acquire);
-        let chosen = self.ordinal.compare_exchange(-1, ordinal, new, old);
-        chosen.map_or_else(|before| before, |_| ordinal)
-    }
-
-    /// This carries out what is given to it.
-    pub(crate) fn is_served_by(&self, executor: Arc<Executor>) {
-        let _ = self.executor.set(executor); // there is one
-    }
-
-    /// How far it is, if it has been given anything.
-    pub(crate) fn progress(&self) -> Option<ExecutorProgress> {
-        self.executor.get().map(|executor| executor.progress())
-    }
-
-    /// Its number in this process, if one was chosen.
-    pub(crate) fn get(&self) -> Option<i32> {
-        Some(self.ordinal.load(Ordering::Acquire)).filter(|ordinal| *ordinal >= 0)
-    }
+pub struct Members<'a> {
+    /// Ascending.
+    pub ranks: &'a [Rank],
+    /// In the same order.
+    pub offers: &'a [Vec<u8>],
 }
 
 /// Context for the creation of a backend.
-pub(crate) struct Surroundings<'a> {
-    pub(crate) config: &'a Config,
-    pub(crate) gpu: Arc<ChosenGpu>,
-    pub(crate) topology: &'a Topology,
+pub struct Surroundings<'a> {
+    /// Settings of the engine.
+    pub config: &'a Config,
+    /// Ranks and their hosts.
+    pub topology: &'a Topology,
     /// Notified when an execution has ended.
-    pub(crate) notifier: Notifier,
+    pub notifier: Notifier,
 }
 
-/// A backend, and the kind of device that it serves.
-pub(crate) type DeviceBackend = (Device, Box<dyn Backend>);
+/// The kinds of devices that this build serves.
+pub(super) fn accelerators(config: &Config) -> Vec<Arc<dyn Accelerator>> {
+    vec![Arc::new(gpu::ChosenGpu::new(config.gpu.timeout))]
+}

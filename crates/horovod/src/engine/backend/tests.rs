@@ -9,7 +9,7 @@ use horovod_sim::Rng;
 use horovod_timeline::TimelineSetting;
 use horovod_transport::testing;
 
-use super::double::Fabric;
+use super::double::{DOUBLE, Fabric};
 use crate::config::Config;
 use crate::engine::{Engine, Handle, OpResult, Submission, Waited};
 use crate::error::Error;
@@ -41,11 +41,8 @@ fn on_ranks<T: Send + 'static>(
                 timeline: Some(TimelineSetting::Dynamic),
                 ..Config::solo()
             };
-            let engine = match device {
-                Some(device) => Engine::start_with(config, mesh, device),
-                None => Engine::start_with(config, mesh, |_| Vec::new()),
-            };
-            let engine = engine.expect("starts");
+            let devices = Vec::from_iter(device);
+            let engine = Engine::start_with(config, mesh, devices).expect("starts");
             let result = body(&engine, rank);
             // Nobody may learn of a failure from the end of another's engine.
             together.wait();
@@ -104,7 +101,7 @@ impl Round {
             _ => SUM,
         };
         let device = |rng: &mut Rng| match rng.chance(60) {
-            true => Device::Gpu,
+            true => DOUBLE,
             false => Device::Cpu,
         };
         let lengths = |rng: &mut Rng| (0..=rng.index(2)).map(|_| rng.index(300)).collect();
@@ -203,7 +200,7 @@ fn others_go_on_while_an_execution_is_in_flight() {
         move |engine, rank| {
             let (mut slow, mut quick) = (vec![vec![1.0; 10]], vec![vec![2.0; 10]]);
             let first = engine
-                .submit(submission("slow", SUM, &mut slow, Device::Gpu))
+                .submit(submission("slow", SUM, &mut slow, DOUBLE))
                 .unwrap();
             kept_fabric.await_started(Rank(rank as u32), 1);
             let second = engine
@@ -245,7 +242,7 @@ fn what_is_in_flight_when_the_generation_ends_is_aborted_and_names_the_cause() {
                 let mut data = vec![vec![1.0; 100]];
                 let mut other = vec![1.0; 100];
                 let in_flight = engine
-                    .submit(submission("d", SUM, &mut data, Device::Gpu))
+                    .submit(submission("d", SUM, &mut data, DOUBLE))
                     .unwrap();
                 kept_fabric.await_started(Rank(rank as u32), 1);
                 let mut last = tensor(&mut other, Device::Cpu);
@@ -290,7 +287,7 @@ fn a_device_that_fails_ends_the_job_for_all_and_is_named() {
                 let mut data = vec![vec![1.0; 50]];
                 for _ in 0..8 {
                     // One at a time: several may be one execution.
-                    let handle = engine.submit(submission("x", SUM, &mut data, Device::Gpu));
+                    let handle = engine.submit(submission("x", SUM, &mut data, DOUBLE));
                     if let Err(error) = handle.and_then(|handle| finish(engine, handle)) {
                         return error.to_string();
                     }
@@ -317,7 +314,7 @@ fn members_that_offer_different_things_all_hear_so_and_go_on() {
             let mut texts = Vec::new();
             for name in ["a", "b"] {
                 let handle = engine
-                    .submit(submission(name, SUM, &mut data, Device::Gpu))
+                    .submit(submission(name, SUM, &mut data, DOUBLE))
                     .unwrap();
                 texts.push(finish(engine, handle).unwrap_err().to_string());
             }
@@ -342,7 +339,7 @@ fn a_rank_without_the_device_is_named_to_those_who_have_it() {
         |engine, rank| {
             if rank == 1 {
                 let mut data = vec![vec![1.0; 5]];
-                let refused = engine.submit(submission("a", SUM, &mut data, Device::Gpu));
+                let refused = engine.submit(submission("a", SUM, &mut data, DOUBLE));
                 let text = refused.unwrap_err().to_string();
                 // It stands in for its tensors, so it is asked to take part.
                 engine.join::<Error>(|| Ok(())).unwrap();
@@ -350,7 +347,7 @@ fn a_rank_without_the_device_is_named_to_those_who_have_it() {
             }
             let mut data = vec![vec![1.0; 5]];
             let handle = engine
-                .submit(submission("a", SUM, &mut data, Device::Gpu))
+                .submit(submission("a", SUM, &mut data, DOUBLE))
                 .unwrap();
             let text = finish(engine, handle).unwrap_err().to_string();
             engine.join::<Error>(|| Ok(())).unwrap();
@@ -358,10 +355,13 @@ fn a_rank_without_the_device_is_named_to_those_who_have_it() {
         },
     );
     assert!(
-        ends[0].starts_with("rank 1 takes part in an operation on GPU tensors"),
+        ends[0].starts_with("rank 1 takes part in an operation on custom device tensors"),
         "{ends:?}"
     );
-    assert!(ends[1].contains("the tensor lies on a GPU"), "{ends:?}");
+    assert!(
+        ends[1].contains("the tensor lies on a custom device"),
+        "{ends:?}"
+    );
 }
 
 #[test]
@@ -375,7 +375,7 @@ fn a_joined_rank_takes_part_with_nothing() {
             let mut data = vec![vec![1.0; 5]];
             if rank > 0 {
                 let handle = engine
-                    .submit(submission("a", SUM, &mut data, Device::Gpu))
+                    .submit(submission("a", SUM, &mut data, DOUBLE))
                     .unwrap();
                 finish(engine, handle).unwrap();
             }
@@ -394,7 +394,7 @@ fn different_kinds_of_device_are_an_error_that_names_both_sides() {
         &fabric,
         |_| Some(1),
         |engine, rank| {
-            let device = [Device::Cpu, Device::Gpu][rank];
+            let device = [Device::Cpu, DOUBLE][rank];
             let mut data = vec![vec![1.0; 5], vec![1.0; 5]];
             let handle = engine
                 .submit(submission("a", SUM, &mut data, device))
@@ -403,7 +403,7 @@ fn different_kinds_of_device_are_an_error_that_names_both_sides() {
             let (first, second) = data.split_at_mut(1);
             let group = vec![
                 tensor(&mut first[0], Device::Cpu),
-                tensor(&mut second[0], Device::Gpu),
+                tensor(&mut second[0], DOUBLE),
             ];
             let group = Submission::new("t", None, SUM, ProcessSetId::GLOBAL, group.into());
             (apart, engine.submit(group).unwrap_err().to_string())
@@ -411,10 +411,13 @@ fn different_kinds_of_device_are_an_error_that_names_both_sides() {
     );
     for (apart, group) in texts {
         assert!(
-            apart.contains("specified device CPU, but another rank specified device GPU"),
+            apart.contains("specified device CPU, but another rank specified device custom device"),
             "{apart}"
         );
-        assert!(group.contains("lie on a CPU and on a GPU"), "{group}");
+        assert!(
+            group.contains("lie on a CPU and on a custom device"),
+            "{group}"
+        );
     }
 }
 
@@ -433,7 +436,7 @@ fn the_timeline_shows_which_backend_an_execution_ran_on() {
             engine
                 .barrier::<Error>(ProcessSetId::GLOBAL, || Ok(()))
                 .unwrap();
-            for (name, device) in [("on_device", Device::Gpu), ("on_host", Device::Cpu)] {
+            for (name, device) in [("on_device", DOUBLE), ("on_host", Device::Cpu)] {
                 let mut data = vec![vec![1.0; 5]];
                 let handle = engine
                     .submit(submission(name, SUM, &mut data, device))
@@ -476,10 +479,24 @@ fn a_device_that_never_ends_keeps_no_engine_and_is_called_back_by_nobody() {
             let callback = move |result: Result<OpResult, Error>| {
                 calls.lock().unwrap().push(result.is_ok());
             };
-            let stuck = submission("stuck", SUM, data, Device::Gpu);
+            let stuck = submission("stuck", SUM, data, DOUBLE);
             engine.submit(stuck.calling(Box::new(callback))).unwrap();
             kept_fabric.await_started(Rank(rank as u32), 1);
         },
     );
     assert!(called.lock().unwrap().is_empty());
+}
+
+#[test]
+fn two_backends_for_one_kind_of_device_are_refused() {
+    let fabric = Fabric::new(1);
+    let twice = vec![fabric.device(1), fabric.device(1)];
+    let mesh = testing::cluster(1).remove(0);
+    let refused = Engine::start_with(Config::solo(), mesh, twice).map(drop);
+    let text = refused.expect_err("there are two").to_string();
+    assert!(
+        text.contains("two backends") && text.contains("custom device"),
+        "{text}"
+    );
+    fabric.close();
 }

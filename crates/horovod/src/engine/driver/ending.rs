@@ -135,7 +135,7 @@ impl Pump {
                 self.await_end();
                 match self.membership.cause().cloned() {
                     Some(error) => error,
-                    // Nobody has seen a rank end: a network that only NCCL uses, or a host that is silent and not yet
+                    // Nobody has seen a rank end: a network that only devices use, or a host that is silent and not yet
                     // given up.
                     None => self.failure(Failure::Local(text)),
                 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use horovod_protocol::{Device, Execution, Op, ReduceOp, Shape};
+use horovod_protocol::{Device, Execution, Op, Shape};
 use horovod_transport::Aborted;
 
 use super::Driver;
@@ -12,7 +12,8 @@ use crate::engine::Entry;
 use crate::engine::allocation::Allocation;
 use crate::engine::backend::host::{Operand, bytes_of_all};
 use crate::engine::backend::{
-    AdasumScope, Backend, Failure, InFlight, Outputs, Results, StageIn, Staged, Start, Started,
+    AdasumScope, Backend, Failure, InFlight, Outputs, Results, Route, StageIn, Staged, Start,
+    Started,
 };
 use crate::engine::handles::Handle;
 use crate::engine::recording::{By, Recorded, output_shapes};
@@ -180,7 +181,7 @@ impl Driver {
             let backend = devices.find(|(device, _)| *device == execution.device);
             return !matches!(execution.op, Op::Alltoall)
                 && self.capabilities.of(execution).is_some()
-                && !backend.is_some_and(|(_, backend)| backend.is_staged(execution));
+                && !backend.is_some_and(|(_, b)| matches!(b.route(execution), Route::Staged(_)));
         }
         self.host.catch_up(announced, execution.seq);
         self.host.may_pause(execution)
@@ -248,39 +249,26 @@ impl Driver {
         self.results.clear();
         let mut devices = self.devices.iter();
         let device = devices.position(|(device, _)| *device == task.execution.device);
-        let adasum = match self.settle(task, device)? {
-            Ok(scope) => scope,
-            Err(why) => {
+        match (self.settle(task, device)?, device) {
+            (Route::Refused(why), _) => {
                 let items = task.execution.items.iter();
                 let refused = items.filter_map(|item| item.entry);
                 let refused = refused.map(|id| (id, Err(Error::Invalid(why.clone()))));
                 self.results.extend(refused);
-                return Ok(Outcome::Ended);
+                Ok(Outcome::Ended)
             }
-        };
-        match device {
-            Some(device) if self.devices[device].1.is_staged(&task.execution) => {
-                if task.wants_memory() {
-                    self.ask_for_memory(task, adasum, false)
-                } else {
-                    self.start_staged(task, device, adasum)
-                }
-            }
-            _ if task.wants_memory() => self.ask_for_memory(task, adasum, device.is_some()),
-            _ => self.start_on(task, device, adasum),
+            (Route::Staged(_), Some(_)) if task.wants_memory() => self.ask_for_memory(task, false),
+            (Route::Staged(adasum), Some(device)) => self.start_staged(task, device, adasum),
+            _ if task.wants_memory() => self.ask_for_memory(task, device.is_some()),
+            _ => self.start_on(task, device),
         }
     }
 
-    /// Has the members of a set agree once on how they use a device. Returns the scope of an Adasum; an inner error ends
-    /// the operation.
-    fn settle(
-        &mut self,
-        task: &ExecutionTask,
-        device: Option<usize>,
-    ) -> Result<Result<AdasumScope, String>, Failure> {
+    /// Has the members of a set agree once on how they use a device. Returns the route of this execution.
+    fn settle(&mut self, task: &ExecutionTask, device: Option<usize>) -> Result<Route, Failure> {
         let execution = &task.execution;
         if execution.device == Device::Cpu {
-            return Ok(Ok(AdasumScope::Ranks));
+            return Ok(Route::Native);
         }
         let mut backend = device.map(|device| &mut self.devices[device].1);
         let (capabilities, host) = (&mut self.capabilities, &mut self.host);
@@ -289,15 +277,11 @@ impl Driver {
             // Its exchange is no part of the operation.
             host.stages().record(task.recorded.is_some());
         }
-        let settled = capabilities.of(execution).cloned().unwrap_or(Ok(()));
-        Ok(
-            settled.and_then(|()| match (&execution.op, backend.as_deref()) {
-                (Op::Allreduce { op, .. }, Some(backend)) if *op == ReduceOp::Adasum => {
-                    backend.adasum(execution)
-                }
-                _ => Ok(AdasumScope::Ranks),
-            }),
-        )
+        Ok(match (capabilities.of(execution), backend) {
+            (Some(Err(why)), _) => Route::Refused(why.clone()),
+            (_, Some(backend)) => backend.route(execution),
+            (_, None) => Route::Native,
+        })
     }
 
     /// Through host memory: copies to there, the host's backend, copies back.
@@ -349,7 +333,6 @@ impl Driver {
     fn ask_for_memory(
         &mut self,
         task: &mut ExecutionTask,
-        adasum: AdasumScope,
         is_elsewhere: bool,
     ) -> Result<Outcome, Failure> {
         let mut none = Outputs::new();
@@ -358,7 +341,7 @@ impl Driver {
             entries: &task.entries,
             outputs: task.memory.outputs(&mut none),
             received: std::mem::take(&mut task.received),
-            adasum,
+            adasum: AdasumScope::Ranks,
             idle: &mut self.pump,
             pool: &self.pool,
             timed: task.recorded.is_some(),
@@ -383,7 +366,6 @@ impl Driver {
         &mut self,
         task: &mut ExecutionTask,
         device: Option<usize>,
-        adasum: AdasumScope,
     ) -> Result<Outcome, Failure> {
         let mut none = Outputs::new();
         let mut start = Start {
@@ -391,7 +373,7 @@ impl Driver {
             entries: &task.entries,
             outputs: task.memory.outputs(&mut none),
             received: std::mem::take(&mut task.received),
-            adasum,
+            adasum: AdasumScope::Ranks,
             idle: &mut self.pump,
             pool: &self.pool,
             timed: task.recorded.is_some(),

@@ -3,7 +3,7 @@
 use horovod_protocol::{Execution, LossCause, PeerLost, StopReason, Time};
 
 use super::pump::Pump;
-use crate::engine::inspection::{Deadlock, GpuNews, InHand, Surroundings};
+use crate::engine::inspection::{Deadlock, DeviceNews, InHand, Surroundings};
 
 impl Pump {
     /// A collective begins; it may be broken off and taken up again.
@@ -13,31 +13,37 @@ impl Pump {
         self.queue.begins(execution, since);
     }
 
-    /// Look at what GPUs are at. `true`: something is to be said, or was done about it.
-    pub(super) fn watch_gpus(&mut self, now: Time) -> bool {
+    /// Polls the work on devices. `true`: there is something to send, or the job ends.
+    pub(super) fn watch_devices(&mut self, now: Time) -> bool {
         let surroundings = Surroundings {
             stopped: self.membership.has_stopped(),
             executes: self.executes(),
         };
         let (shared, size) = (&self.shared, self.links.topology().size);
-        match self.inspection.watch_gpus(now, shared, size, surroundings) {
-            GpuNews::None => return false,
-            GpuNews::Said => {}
-            GpuNews::Stuck(stuck) => {
-                if let Some(why) = self.inspection.tell_of_gpus(&stuck, self.links.topology()) {
-                    self.end_for_gpu(why);
+        match self
+            .inspection
+            .watch_devices(now, shared, size, surroundings)
+        {
+            DeviceNews::None => return false,
+            DeviceNews::Said => {}
+            DeviceNews::Stuck(stuck) => {
+                if let Some(why) = self
+                    .inspection
+                    .report_devices(&stuck, self.links.topology())
+                {
+                    self.end_for_device(why);
                 }
             }
-            GpuNews::GiveUp(why) => {
+            DeviceNews::GiveUp(why) => {
                 tracing::error!("{why}");
-                self.end_for_gpu(why);
+                self.end_for_device(why);
             }
         }
         true
     }
 
-    /// An operation does not end on GPUs, and its time is over.
-    fn end_for_gpu(&mut self, why: String) {
+    /// An operation does not end on devices, and its time is over.
+    fn end_for_device(&mut self, why: String) {
         let rank = self.links.me();
         self.end_generation(&PeerLost {
             rank,

@@ -125,7 +125,7 @@ impl Pump {
     /// For who waits for devices.
     pub(super) fn publish_in_flight(&self) {
         let in_flight = self.on_device.list.len();
-        self.shared.devices.note_in_flight(in_flight);
+        self.shared.accelerators.note_in_flight(in_flight);
     }
 
     fn poll_on_device(&mut self) -> bool {
@@ -152,7 +152,7 @@ impl Pump {
             match result {
                 Ok(mut results) => {
                     let shapes = output_shapes.unwrap_or_else(|| task.output_shapes(&results));
-                    let ordinal = self.shared.devices.gpu().get();
+                    let ordinal = self.shared.accelerators.ordinal(task.execution.device);
                     let by = By::Device {
                         backend,
                         ordinal,

@@ -108,7 +108,7 @@ impl Pump {
             queue: ExecutionQueue::default(),
             on_device: DeviceExecutions::default(),
             recording: Recording::new(shared.timeline.clone()),
-            inspection: Inspection::new(config, topology),
+            inspection: Inspection::new(config, shared.accelerators.timeout(), topology),
             replica_check: ReplicaCheck::new(config.consistency.at_start),
             interruption: Interruption::default(),
             cached_time: CachedTime::default(),
@@ -261,7 +261,7 @@ impl Pump {
 
     /// Tells the neighbours that this rank lives and sees whether they do, if it is time. `true`: there may be news.
     pub(super) fn check_neighbours(&mut self, now: Time) -> bool {
-        !self.membership.is_over() && (self.links.check_neighbours(now) | self.watch_gpus(now))
+        !self.membership.is_over() && (self.links.check_neighbours(now) | self.watch_devices(now))
     }
 
     /// Whether the thread may end: this process asked for it and the peers know, or cannot be told.

@@ -13,6 +13,7 @@ use horovod_transport::testing::Cluster;
 use super::execution::{OutputMemory, Staging};
 use super::*;
 use crate::engine::Handle;
+use crate::engine::accelerator::Accelerators;
 use crate::engine::backend::{Failure, StageIn};
 use crate::engine::handles::Delivery;
 use crate::engine::{FinalNotification, Waited};
@@ -25,8 +26,7 @@ fn driver(mesh: Mesh) -> Driver {
     let shared = Arc::new(EngineState::new(
         &Config::solo(),
         &mesh,
-        vec![Device::Cpu],
-        Arc::default(),
+        Accelerators::new(Vec::new()).unwrap(),
     ));
     Driver::new(&Config::solo(), mesh, Vec::new(), shared)
 }
@@ -96,7 +96,7 @@ fn remote() -> Failure {
     Failure::Remote("remote process exited or there was a network error".into())
 }
 
-/// Copies of a GPU's tensors into host memory that fail because of another rank.
+/// Copies of a device's tensors into host memory that fail because of another rank.
 struct FailingCopies;
 
 impl StageIn for FailingCopies {
@@ -172,8 +172,7 @@ fn after_the_end_of_a_generation_no_timer_of_it_keeps_a_rank_awake() {
     let shared = Arc::new(EngineState::new(
         &config,
         &mesh,
-        vec![Device::Cpu],
-        Arc::default(),
+        Accelerators::new(Vec::new()).unwrap(),
     ));
     let mut driver = Driver::new(&config, mesh, Vec::new(), shared);
     let is_due = |driver: &Driver| {

@@ -270,7 +270,7 @@ pub(crate) fn allocator(
         let memory = Memory::new(double, device, stream.0, bytes);
         let allocated = Allocated {
             memory: std::ptr::with_exposed_provenance_mut(memory.address as usize),
-            ready: Some(Ready::record(device, stream.0).map_err(|error| error.to_string())?),
+            placement: Some(Ready::record(device, stream.0).map_err(|error| error.to_string())?),
         };
         made.lock().expect("no panic").push(memory);
         Ok(allocated)

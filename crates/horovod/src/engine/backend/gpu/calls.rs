@@ -1,8 +1,11 @@
 //! The translation of an execution into the calls of a launch, with the memory and shapes of its results.
 
+use std::ptr;
 use std::sync::Arc;
 
-use horovod_gpu::{AllReduce, Call, Event, NcclOp, Operand, ReduceScatter, Reduction};
+use horovod_gpu::{
+    AllReduce, Call, DeviceMemory, Event, NcclOp, Operand, ReduceScatter, Reduction,
+};
 use horovod_kernels::{Combine, fill_identity};
 use horovod_protocol::{Completion, DType, ExecItem, Execution, Op, Rank, ReduceOp, Scale, Shape};
 
@@ -14,8 +17,9 @@ use super::super::{Failure, Outputs, Results, Start};
 use crate::buffer::Buffer;
 use crate::engine::Entry;
 use crate::engine::handles::OpResult;
-use crate::gpu::Ready;
 use crate::tensor::{Output, Tensor};
+
+use super::{Ready, ready_of};
 
 /// An execution translated for the device.
 pub(super) struct Translated {
@@ -47,17 +51,17 @@ pub(super) fn needs_host(execution: &Execution) -> bool {
 /// Everything that must have passed before these tensors are touched.
 pub(super) fn events(entries: &[Option<Entry>], outputs: &Outputs) -> Vec<Arc<Event>> {
     let tensors = entries.iter().flatten().flat_map(|e| e.tensors.iter());
-    let placed = tensors.filter_map(|tensor| tensor.placed.as_ref());
+    let placed = tensors.filter_map(Tensor::placement);
     let given = outputs.iter().flatten().flatten();
-    let given = given.filter_map(|(buffer, _)| buffer.ready());
-    let mut distinct: Vec<&Arc<Ready>> = Vec::new();
-    for ready in placed.chain(given) {
+    let given = given.filter_map(|(buffer, _)| buffer.placement());
+    let mut distinct: Vec<&Ready> = Vec::new();
+    for ready in placed.chain(given).filter_map(ready_of) {
         // Those of one call lie together.
-        if !distinct.last().is_some_and(|last| Arc::ptr_eq(last, ready)) {
+        if !distinct.last().is_some_and(|last| ptr::eq(*last, ready)) {
             distinct.push(ready);
         }
     }
-    distinct.into_iter().map(|ready| ready.event()).collect()
+    distinct.into_iter().map(Ready::event).collect()
 }
 
 impl Translation<'_, '_> {
@@ -294,18 +298,25 @@ fn memory(
         return Ok(buffer);
     }
     let given = given.get_mut(item).and_then(|item| item.get_mut(i));
-    match (given.and_then(Option::take), tensor.output, &tensor.placed) {
+    let ready = tensor.placement().and_then(ready_of);
+    match (given.and_then(Option::take), tensor.output, ready) {
         (Some((buffer, _)), ..) if buffer.len() >= bytes => Ok(buffer),
         (None, Output::Even { .. }, Some(ready)) => {
             let memory = ready.device().allocate(bytes);
             memory
-                .map(Buffer::on_gpu)
+                .map(buffer_of)
                 .map_err(|error| Failure::Local(error.to_string()))
         }
         _ => Err(Failure::Local(format!(
             "there are no {bytes} bytes of GPU memory for a result"
         ))),
     }
+}
+
+fn buffer_of(memory: DeviceMemory) -> Buffer {
+    let at =
+        usize::try_from(memory.address()).map_or(ptr::null_mut(), ptr::with_exposed_provenance_mut);
+    Buffer::owned(at, memory.len(), Box::new(memory))
 }
 
 fn operator(op: ReduceOp) -> Result<NcclOp, Failure> {

@@ -3,11 +3,15 @@
 //!
 //! This module uses no function of CUDA before the first execution on a GPU. `route` has the members' agreement of that
 //! moment. `calls` turns an execution into calls; `staging` and `pinned` carry it through host memory.
-//! `horovod_gpu::Executor` launches the calls, in the order of the executions.
+//! `horovod_gpu::Executor` launches the calls, in the order of the executions. `device` is what all threads share,
+//! `adapter` what frameworks see, `settings` what the environment says.
 
+pub mod adapter;
 mod calls;
+mod device;
 mod pinned;
 mod route;
+pub(crate) mod settings;
 mod staging;
 
 use std::collections::BTreeMap;
@@ -18,21 +22,23 @@ use horovod_gpu::{
     Executor, ExecutorSettings, GpuError, Group, Launch, Work, WorkError, driver, nccl,
     set_default_search, stack,
 };
-use horovod_protocol::{Device, EntryId, Execution, Op, ProcessSetId, Rank};
+use horovod_protocol::{EntryId, Execution, Op, ProcessSetId, Rank, ReduceOp};
 use horovod_transport::{Aborted, Notifier, Topology};
 
 use super::{
-    AdasumScope, Backend, ChosenGpu, DeviceBackend, DeviceStage, Failure, InFlight, Members,
-    Outputs, Results, StageIn, Staged, Start, Started, Surroundings,
+    AdasumScope, Backend, DeviceStage, Failure, InFlight, Members, Outputs, Results, Route,
+    StageIn, Staged, Start, Started, Surroundings,
 };
 use crate::config::{GpuOperations, GpuSettings, JoinAverage};
 use crate::engine::Entry;
+use crate::engine::accelerator::{Accelerator, Placement};
 use crate::engine::handles::OpResult;
 use crate::error::Error;
-use crate::gpu::{EventEnd, nccl_version};
+use adapter::{EventEnd, Ready, nccl_version};
 use calls::{Translated, Translation, needs_host};
+pub(in crate::engine) use device::ChosenGpu;
 use pinned::PinnedPool;
-use route::{Conclusion, Equipment, Offer, Route, conclude};
+use route::{Conclusion, Equipment, Offer, SetRoute, conclude};
 use staging::StagingPlan;
 
 /// How long the members of a communicator may take to meet.
@@ -44,9 +50,9 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(15);
 
 const NOT_AGREED: &str = "the members of a process set have not agreed on how they use their GPUs";
 
-/// Backends for all devices that there may be.
-pub(in crate::engine) fn gpu_backends(surroundings: &Surroundings<'_>) -> Vec<DeviceBackend> {
-    vec![(Device::Gpu, Box::new(Gpu::new(surroundings)))]
+/// The event that an adapter has recorded for a tensor.
+fn ready_of(placement: &Placement) -> Option<&Ready> {
+    placement.downcast_ref()
 }
 
 /// This rank's GPU, as far as it is used.
@@ -68,22 +74,21 @@ struct Gpu {
 
 struct Agreed {
     members: Arc<[Rank]>,
-    route: Route,
+    route: SetRoute,
     adasum: Result<AdasumScope, String>,
     group: Option<Arc<Group>>,
 }
 
 impl Gpu {
-    fn new(surroundings: &Surroundings<'_>) -> Self {
+    fn new(chosen: Arc<ChosenGpu>, surroundings: &Surroundings<'_>) -> Self {
         let config = surroundings.config;
         // An adapter, which knows the packages, tells of them later.
         set_default_search(config.gpu.search.clone());
-        surroundings.gpu.demand_events();
         Self {
             settings: config.gpu.clone(),
             join_average: config.algorithms.join_average,
             topology: surroundings.topology.clone(),
-            chosen: surroundings.gpu.clone(),
+            chosen,
             notifier: surroundings.notifier.clone(),
             routes: BTreeMap::new(),
             agreements: 0,
@@ -96,7 +101,7 @@ impl Gpu {
     /// The GPU of this rank's tensors; of a rank that has submitted none, the one that it most likely would.
     fn device(&self) -> Result<&'static horovod_gpu::Device, GpuError> {
         let driver = driver()?;
-        let ordinal = match self.chosen.get() {
+        let ordinal = match self.chosen.ordinal() {
             Some(ordinal) => ordinal,
             None => {
                 let count = driver.device_count()?;
@@ -123,7 +128,7 @@ impl Gpu {
         })
     }
 
-    fn route(&self, execution: &Execution) -> Option<&Agreed> {
+    fn agreed(&self, execution: &Execution) -> Option<&Agreed> {
         let agreed = self.routes.get(&execution.set)?;
         (agreed.members[..] == execution.members[..]).then_some(agreed)
     }
@@ -162,22 +167,22 @@ impl Gpu {
     }
 
     /// Logs a note for users, once for each job.
-    fn note(&mut self, members: &[Rank], route: &Route) {
+    fn note(&mut self, members: &[Rank], route: &SetRoute) {
         if self.has_noted || members.first() != Some(&self.topology.rank) {
             return;
         }
         let of = |rank: &Rank| self.topology.peers.get(rank.index()).map(|peer| peer.host);
         let is_across = members.windows(2).any(|pair| of(&pair[0]) != of(&pair[1]));
         match route {
-            Route::Staged(Some(why)) => tracing::warn!(
+            SetRoute::Staged(Some(why)) => tracing::warn!(
                 "operations on GPU tensors go through host memory, which is slower: {why} \
                  (HOROVOD_GPU_OPERATIONS=HOST says that this is intended)"
             ),
-            Route::Staged(None) if self.settings.names_mpi => tracing::warn!(
+            SetRoute::Staged(None) if self.settings.names_mpi => tracing::warn!(
                 "HOROVOD_GPU_OPERATIONS=MPI: there is no MPI here, so operations on GPU tensors go through host memory, as \
                  with HOST"
             ),
-            Route::Nccl(_) if is_across => tracing::warn!(
+            SetRoute::Nccl(_) if is_across => tracing::warn!(
                 "data of GPU tensors travel between hosts by NCCL, without authentication or encryption; use a network \
                  that only this job's hosts can reach, or HOROVOD_GPU_OPERATIONS=HOST"
             ),
@@ -226,7 +231,7 @@ impl Backend for Gpu {
             .position(|rank| *rank == self.topology.rank);
         let number = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
         let group = match (&route, me) {
-            (Route::Nccl(id), Some(me)) => Some(Arc::new(Group {
+            (SetRoute::Nccl(id), Some(me)) => Some(Arc::new(Group {
                 key: self.agreements,
                 id: **id,
                 size: number(members.ranks.len()),
@@ -253,22 +258,25 @@ impl Backend for Gpu {
         }
     }
 
-    fn is_staged(&self, execution: &Execution) -> bool {
-        let agreed = self.route(execution);
-        needs_host(execution) || agreed.is_some_and(|a| matches!(a.route, Route::Staged(_)))
-    }
-
-    fn adasum(&self, execution: &Execution) -> Result<AdasumScope, String> {
-        let agreed = self.route(execution).ok_or(NOT_AGREED)?;
-        agreed.adasum.clone()
+    fn route(&self, execution: &Execution) -> Route {
+        let agreed = self.agreed(execution);
+        if is_adasum(execution) {
+            let scope = agreed.map_or_else(|| Err(NOT_AGREED.into()), |a| a.adasum.clone());
+            return scope.map_or_else(Route::Refused, Route::Staged);
+        }
+        let is_staged = agreed.is_some_and(|a| matches!(a.route, SetRoute::Staged(_)));
+        match is_staged || needs_host(execution) {
+            true => Route::Staged(AdasumScope::Ranks),
+            false => Route::Native,
+        }
     }
 
     fn start(&mut self, start: Start<'_>) -> Result<Started, Failure> {
         let execution = start.execution;
         // Without a group an operation is this rank's alone: that must have been agreed on.
-        let group = match self.route(execution) {
+        let group = match self.agreed(execution) {
             Some(Agreed {
-                route: Route::Alone,
+                route: SetRoute::Alone,
                 ..
             }) => None,
             Some(Agreed {
@@ -358,6 +366,10 @@ impl Backend for Gpu {
             executor.close(orderly);
         }
     }
+}
+
+fn is_adasum(execution: &Execution) -> bool {
+    matches!(execution.op, Op::Allreduce { op, .. } if op == ReduceOp::Adasum)
 }
 
 /// Name of an operation on the device in the timeline: Horovod's, where Horovod has one.

@@ -33,7 +33,7 @@ pub(super) struct Equipment {
 
 /// How operations of a set are carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Route {
+pub(super) enum SetRoute {
     /// By this member alone.
     Alone,
     /// By NCCL, with this id.
@@ -45,7 +45,7 @@ pub(super) enum Route {
 /// Agreement of the members of a set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Conclusion {
-    pub(super) route: Route,
+    pub(super) route: SetRoute,
     /// Scope of Adasum, or why there is none.
     pub(super) adasum: Result<AdasumScope, String>,
 }
@@ -152,7 +152,7 @@ fn adasum(members: &[Member], host: &impl Fn(Rank) -> String) -> Result<AdasumSc
     }
 }
 
-fn route(members: &[Member], host: &impl Fn(Rank) -> String) -> Result<Route, String> {
+fn route(members: &[Member], host: &impl Fn(Rank) -> String) -> Result<SetRoute, String> {
     let Some(first) = members.first() else {
         return Err("a process set without members".into());
     };
@@ -167,21 +167,21 @@ fn route(members: &[Member], host: &impl Fn(Rank) -> String) -> Result<Route, St
         ));
     }
     if operations == GpuOperations::Host {
-        return Ok(Route::Staged(None));
+        return Ok(SetRoute::Staged(None));
     }
     if members.len() == 1 && operations == GpuOperations::Auto {
-        return Ok(Route::Alone);
+        return Ok(SetRoute::Alone);
     }
     match (obstacle(members, host), &first.offer.has) {
-        (None, Ok(_)) if members.len() == 1 => Ok(Route::Alone),
-        (None, Ok(equipment)) => Ok(Route::Nccl(Box::new(equipment.id))),
+        (None, Ok(_)) if members.len() == 1 => Ok(SetRoute::Alone),
+        (None, Ok(equipment)) => Ok(SetRoute::Nccl(Box::new(equipment.id))),
         (obstacle, _) => {
             let obstacle = obstacle.unwrap_or_default();
             match operations {
                 GpuOperations::Nccl => Err(format!(
                     "HOROVOD_GPU_OPERATIONS=NCCL, but NCCL cannot be used: {obstacle}"
                 )),
-                _ => Ok(Route::Staged(Some(obstacle))),
+                _ => Ok(SetRoute::Staged(Some(obstacle))),
             }
         }
     }
@@ -275,7 +275,7 @@ mod tests {
         }
     }
 
-    fn concluded(offers: &[Offer]) -> Result<Route, String> {
+    fn concluded(offers: &[Offer]) -> Result<SetRoute, String> {
         agreed(offers).map(|conclusion| conclusion.route)
     }
 
@@ -316,12 +316,12 @@ mod tests {
 
     #[test]
     fn equal_libraries_and_gpus_of_their_own_mean_nccl() {
-        assert_eq!(concluded(&[offer(23007, 1)]), Ok(Route::Alone));
+        assert_eq!(concluded(&[offer(23007, 1)]), Ok(SetRoute::Alone));
         let route = concluded(&[offer(23007, 1), offer(23007, 2)]);
-        assert_eq!(route, Ok(Route::Nccl(Box::new([1; 128]))));
+        assert_eq!(route, Ok(SetRoute::Nccl(Box::new([1; 128]))));
         // Equal ids of GPUs mean nothing on different hosts.
         let offers = [offer(23007, 1), offer(23007, 2), offer(23007, 1)];
-        assert!(matches!(concluded(&offers), Ok(Route::Nccl(_))));
+        assert!(matches!(concluded(&offers), Ok(SetRoute::Nccl(_))));
     }
 
     #[test]
@@ -349,7 +349,8 @@ mod tests {
             ),
         ] {
             let first = offer(23007, 1);
-            let Ok(Route::Staged(Some(why))) = concluded(&[first.clone(), second.clone()]) else {
+            let Ok(SetRoute::Staged(Some(why))) = concluded(&[first.clone(), second.clone()])
+            else {
                 panic!("{second:?}")
             };
             assert!(why.contains(text), "{why}");
@@ -367,9 +368,9 @@ mod tests {
         let mut sharing = offer(23007, 1);
         sharing.shares_gpus = true;
         let route = concluded(&[sharing.clone(), sharing.clone()]);
-        assert!(matches!(route, Ok(Route::Nccl(_))));
+        assert!(matches!(route, Ok(SetRoute::Nccl(_))));
         let route = concluded(&[sharing.clone(), offer(23007, 1)]);
-        assert!(matches!(route, Ok(Route::Staged(Some(_)))));
+        assert!(matches!(route, Ok(SetRoute::Staged(Some(_)))));
         // An older NCCL does not know of it, and would refuse its communicator.
         let older = |nccl| {
             let mut both = [sharing.clone(), sharing.clone()];
@@ -380,9 +381,12 @@ mod tests {
         };
         assert!(matches!(
             older(NCCL_SHARES_GPUS_SINCE - 1),
-            Ok(Route::Staged(Some(_)))
+            Ok(SetRoute::Staged(Some(_)))
         ));
-        assert!(matches!(older(NCCL_SHARES_GPUS_SINCE), Ok(Route::Nccl(_))));
+        assert!(matches!(
+            older(NCCL_SHARES_GPUS_SINCE),
+            Ok(SetRoute::Nccl(_))
+        ));
     }
 
     #[test]
@@ -392,7 +396,7 @@ mod tests {
         assert!(why.contains("AUTO on rank 0 and HOST on rank 1"), "{why}");
         let mut without = host.clone();
         without.has = Err("nothing".into());
-        assert_eq!(concluded(&[host, without]), Ok(Route::Staged(None)));
+        assert_eq!(concluded(&[host, without]), Ok(SetRoute::Staged(None)));
     }
 
     #[test]
@@ -404,7 +408,7 @@ mod tests {
         let scope = |offers: &[Offer]| agreed(offers).unwrap().adasum;
         // By whatever route: here the versions differ.
         let all = [offer(23007, 1), offer(23007, 2), offer(22703, 1)];
-        assert!(matches!(concluded(&all), Ok(Route::Staged(Some(_)))));
+        assert!(matches!(concluded(&all), Ok(SetRoute::Staged(Some(_)))));
         assert_eq!(scope(&all), Ok(AdasumScope::Hosts));
         let host = telling(false, with(GpuOperations::Host, offer(23007, 1)));
         assert_eq!(scope(&[host.clone(), host]), Ok(AdasumScope::Ranks));

@@ -1,12 +1,15 @@
 //! GPUs as adapters see them: events at submission, ends that streams wait for, and what was found of CUDA and NCCL.
 
-use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use horovod_gpu::{Event, Launch};
+use horovod_protocol::Device;
 
 use crate::config::GpuOperations;
 use crate::error::Error;
+use crate::tensor::Tensor;
+
+pub use crate::engine::accelerator::LaunchEnd;
 
 pub use horovod_gpu::set_search;
 pub use horovod_gpu::{
@@ -21,11 +24,33 @@ pub fn nccl_version(operations: GpuOperations) -> Option<i32> {
     Some(is_wanted.then(find_nccl)?.ok()?.version)
 }
 
+static HOW_TO_CHOOSE: OnceLock<String> = OnceLock::new();
+
+/// Sets the advice of an error about tensors on several GPUs: how a script chooses one with its framework. The first
+/// framework of a process sets the advice.
+pub fn set_how_to_choose(advice: String) {
+    let _ = HOW_TO_CHOOSE.set(advice);
+}
+
+pub(super) fn how_to_choose() -> &'static str {
+    let set = HOW_TO_CHOOSE.get().map(String::as_str);
+    set.unwrap_or("let each process see one GPU only, by CUDA_VISIBLE_DEVICES")
+}
+
+/// The error of an operation on a stream that is being captured into a CUDA graph.
+fn capturing() -> Error {
+    Error::Capturing(
+        "The current stream is being captured into a CUDA graph, and a graph can hold no operation of Horovod, for the \
+         ranks agree on each while it runs. Capture forward and backward without communication \
+         (optimizer.no_sync()), and reduce outside of the graph.",
+    )
+}
+
 impl From<GpuError> for Error {
     fn from(error: GpuError) -> Self {
         match error {
             GpuError::Invalid(_) => Self::Invalid(error.to_string()),
-            GpuError::Capturing => Self::Capturing,
+            GpuError::Capturing => capturing(),
             other => Self::Internal(other.to_string()),
         }
     }
@@ -57,7 +82,7 @@ impl Ready {
 
     fn on(device: &'static horovod_gpu::Device, stream: RawStream) -> Result<Arc<Self>, Error> {
         if device.is_capturing(stream)? {
-            return Err(GpuError::Capturing.into());
+            return Err(capturing());
         }
         let event = Arc::new(device.record(stream)?);
         Ok(Arc::new(Self { event }))
@@ -74,6 +99,19 @@ impl Ready {
 
     pub(crate) fn event(&self) -> Arc<Event> {
         self.event.clone()
+    }
+}
+
+impl Tensor {
+    /// In the memory of a GPU, with the event of its submission, which all tensors of a call share.
+    ///
+    /// # Safety
+    /// The requirements of [`Self::new`] for the addresses hold on that GPU. The input counts as written once the event
+    /// has passed, and the output as free to be written.
+    #[must_use]
+    pub unsafe fn on_gpu(self, ready: Arc<Ready>) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { self.on(Device::Gpu) }.placed(ready)
     }
 }
 
@@ -97,28 +135,6 @@ pub unsafe fn read_number(at: *const i64, ready: &Ready) -> Result<i64, Error> {
     Ok(unsafe { ready.device().read_number(at, &ready.event)? })
 }
 
-/// The end on a device of an operation that was launched there.
-pub trait LaunchEnd: Send + Sync + fmt::Debug {
-    /// The device's number in this process.
-    fn ordinal(&self) -> i32;
-
-    /// Have a stream of the framework's wait for it; the host does not.
-    ///
-    /// # Errors
-    /// Of CUDA, or the stream is being captured into a CUDA graph.
-    fn order(&self, stream: RawStream) -> Result<(), Error>;
-
-    /// Whether it has passed.
-    ///
-    /// # Errors
-    /// Of CUDA.
-    fn has_passed(&self) -> Result<bool, Error>;
-
-    /// Whether the operation has ended well; `None`: not ended. After an abort the device may have passed its end
-    /// without a result.
-    fn ended_well(&self) -> Option<bool>;
-}
-
 /// An end that is an event of CUDA.
 #[derive(Debug)]
 pub(crate) struct EventEnd {
@@ -134,7 +150,7 @@ impl LaunchEnd for EventEnd {
     fn order(&self, stream: RawStream) -> Result<(), Error> {
         // A wait for what is not part of a capture would end it with an error of CUDA's.
         if self.event.device().is_capturing(stream)? {
-            return Err(Error::Capturing);
+            return Err(capturing());
         }
         Ok(self.event.order(stream)?)
     }

@@ -6,9 +6,10 @@ use std::time::Duration;
 use horovod_settings as settings;
 pub use horovod_settings::GpuOperations;
 
-use super::Environment;
+use horovod_gpu::Search;
+use settings::Environment;
+
 use crate::error::Error;
-use crate::gpu::Search;
 
 /// Settings of operations on GPU tensors.
 #[derive(Clone, Debug)]
@@ -30,7 +31,7 @@ pub struct GpuSettings {
 }
 
 impl GpuSettings {
-    pub(super) fn read(env: &dyn Environment) -> Result<Self, Error> {
+    pub(crate) fn read(env: &dyn Environment) -> Result<Self, Error> {
         let timeout = settings::GPU_TIMEOUT.read(env)?;
         let max_ctas = settings::NCCL_MAX_CTAS.read(env)?;
         let asked = settings::GPU_OPERATIONS.read(env)?;

@@ -1,0 +1,187 @@
+//! Devices other than the host, as the engine knows them: everything that follows from where a tensor lies.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use horovod_diagnosis::DeviceStanding;
+use horovod_protocol::Device;
+
+use super::backend::{Backend, RawStream, Surroundings};
+use crate::error::Error;
+use crate::tensor::{Output, Tensor};
+
+/// Facts that only an adapter and a device know of a tensor's memory, such as the event of the caller's stream. The engine
+/// carries them from [`Tensor::placed`] to the [`Accelerator`] and its [`Backend`], which alone read them.
+pub type Placement = Arc<dyn Any + Send + Sync>;
+
+/// One kind of device on which tensors may lie. All threads share it; its [`Backend`] belongs to the driver.
+///
+/// A submission is claimed here. The members of a process set then settle once how they use their devices. Each
+/// execution takes the route that follows from that: it is launched on the device, goes through host memory, or is
+/// refused. A lost device shows in [`InFlight::failing`].
+///
+/// [`InFlight::failing`]: super::backend::InFlight::failing
+pub trait Accelerator: Send + Sync {
+    /// The kind of device, which all ranks agree on for each operation.
+    fn kind(&self) -> Device;
+
+    /// Checks tensors of one submission, all of this kind, and reserves the device on which they lie. Any thread calls
+    /// this, before anything is sent.
+    ///
+    /// # Errors
+    /// The caller's mistake, and what to do about it.
+    fn claim(&self, _: &[Tensor]) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// The number of the device in this process, once one is reserved.
+    fn ordinal(&self) -> Option<i32> {
+        None
+    }
+
+    /// The work on the device, for reports of stalls; `None` before the first launch.
+    fn standing(&self) -> Option<DeviceStanding> {
+        None
+    }
+
+    /// How long one execution may be on the device; `None`: for ever.
+    fn timeout(&self) -> Option<Duration> {
+        None
+    }
+
+    /// The driver's part, made once for each engine.
+    fn backend(self: Arc<Self>, surroundings: &Surroundings<'_>) -> Box<dyn Backend>;
+}
+
+/// The end on a device of an operation that was launched there.
+pub trait LaunchEnd: Send + Sync + fmt::Debug {
+    /// The device's number in this process.
+    fn ordinal(&self) -> i32;
+
+    /// Have a stream of the framework's wait for it; the host does not.
+    ///
+    /// # Errors
+    /// Of the device, or the stream is being captured into a graph.
+    fn order(&self, stream: RawStream) -> Result<(), Error>;
+
+    /// Whether it has passed.
+    ///
+    /// # Errors
+    /// Of the device.
+    fn has_passed(&self) -> Result<bool, Error>;
+
+    /// Whether the operation has ended well; `None`: not ended. After an abort the device may have passed its end
+    /// without a result.
+    fn ended_well(&self) -> Option<bool>;
+}
+
+/// The accelerators of this rank, and whether they are busy.
+pub(super) struct Accelerators {
+    list: Vec<Arc<dyn Accelerator>>,
+    /// Executions on devices that have not ended, as the last thread that made progress saw it.
+    in_flight: AtomicUsize,
+}
+
+impl Accelerators {
+    /// # Errors
+    /// Two serve one kind of device, or one serves the host.
+    pub(super) fn new(list: Vec<Arc<dyn Accelerator>>) -> Result<Self, Error> {
+        let mut kinds = vec![Device::Cpu];
+        for accelerator in &list {
+            let kind = accelerator.kind();
+            if kinds.contains(&kind) {
+                return Err(Error::Init(format!(
+                    "two backends were given for tensors on a {}; give one for each kind of device, and none for a CPU",
+                    kind.name()
+                )));
+            }
+            kinds.push(kind);
+        }
+        let in_flight = AtomicUsize::new(0);
+        Ok(Self { list, in_flight })
+    }
+
+    /// The driver's parts, with the kind of device that each serves.
+    pub(super) fn backends(&self, surroundings: &Surroundings<'_>) -> Vec<DeviceBackend> {
+        let list = self.list.iter();
+        list.map(|accelerator| {
+            let backend = accelerator.clone().backend(surroundings);
+            (accelerator.kind(), backend)
+        })
+        .collect()
+    }
+
+    fn of(&self, kind: Device) -> Option<&dyn Accelerator> {
+        let mut list = self.list.iter();
+        list.find(|a| a.kind() == kind).map(|found| &**found)
+    }
+
+    /// Checks tensors of one submission that lie on this kind of device.
+    pub(super) fn claim(&self, kind: Device, tensors: &[Tensor]) -> Result<(), Error> {
+        let accelerator = self.of(kind).ok_or_else(|| {
+            Error::Invalid(format!(
+                "the tensor lies on a {}, and nothing here moves the data of such tensors; copy it to host memory first",
+                kind.name()
+            ))
+        })?;
+        accelerator.claim(tensors)
+    }
+
+    /// The number of this kind of device in this process, once one is reserved.
+    pub(super) fn ordinal(&self, kind: Device) -> Option<i32> {
+        self.of(kind)?.ordinal()
+    }
+
+    /// The work on the first device that has any; `None` before the first launch.
+    pub(super) fn standing(&self) -> Option<DeviceStanding> {
+        let mut standings = self.list.iter().filter_map(|a| a.standing());
+        let first = standings.next()?;
+        if first.at.is_some() {
+            return Some(first);
+        }
+        Some(standings.find(|next| next.at.is_some()).unwrap_or(first))
+    }
+
+    /// The shortest time that an execution may be on a device.
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        self.list.iter().filter_map(|a| a.timeout()).min()
+    }
+
+    /// So many executions on devices have not ended.
+    pub(super) fn note_in_flight(&self, count: usize) {
+        self.in_flight.store(count, Ordering::Release);
+    }
+
+    /// Whether all executions on devices have ended.
+    pub(super) fn is_idle(&self) -> bool {
+        self.in_flight.load(Ordering::Acquire) == 0
+    }
+}
+
+/// A backend, and the kind of device that it serves.
+pub(super) type DeviceBackend = (Device, Box<dyn Backend>);
+
+/// Checks that hold on every device: the order in memory, and that somebody gives the memory for results.
+pub(super) fn check_layout(
+    kind: Device,
+    tensors: &[Tensor],
+    must_have_outputs: bool,
+) -> Result<(), Error> {
+    if tensors.iter().any(|t| !t.meta.order.is_row_major()) {
+        return Err(Error::Invalid(format!(
+            "a tensor on a {} is not in row-major order in memory; pass a contiguous copy",
+            kind.name()
+        )));
+    }
+    let allocates = |tensor: &Tensor| tensor.output == Output::Allocate;
+    if must_have_outputs && tensors.iter().any(allocates) {
+        return Err(Error::Invalid(format!(
+            "results on a {} are allocated by the submission, which came without an allocator",
+            kind.name()
+        )));
+    }
+    Ok(())
+}
