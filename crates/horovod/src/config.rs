@@ -3,12 +3,8 @@
 mod algorithms;
 mod consistency;
 mod elastic;
-mod hints;
 mod log;
 mod members;
-mod reader;
-mod sagemaker;
-mod scheduler;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -23,6 +19,9 @@ pub use horovod_settings::{
 use horovod_timeline::TimelineSetting;
 use horovod_transport::{Congestion, Ports};
 
+pub use horovod_scheduler::Started;
+use horovod_scheduler::{detect, job_array};
+
 pub use crate::bootstrap::Settings as BootstrapSettings;
 pub use crate::engine::backend::gpu::settings::{
     GpuOperations, GpuSettings, operations as gpu_operations, search as gpu_search,
@@ -33,8 +32,6 @@ pub use consistency::ConsistencySettings;
 pub use elastic::is_elastic;
 pub use log::LogSettings;
 pub use members::{Group, GroupSettings, Launcher, Members};
-use reader::Reader;
-pub use scheduler::Started;
 
 /// Whether JAX's programs on CPUs order operations in their inner functions, which can be asked before init.
 pub fn jax_ordered_calls(env: &dyn Environment) -> Result<bool, Error> {
@@ -133,8 +130,7 @@ pub struct Config {
 impl Config {
     /// Read and check all settings; the error names the variable, the value and what is accepted.
     pub fn from_environment(env: &dyn Environment) -> Result<Self, Error> {
-        let r = Reader { env };
-        let started = scheduler::detect(&r)?;
+        let started = detect(env)?;
         let (rank, size) = match &started {
             Some(started) => (started.rank, started.size),
             None => (settings::RANK.read(env)?, settings::SIZE.read(env)?),
@@ -142,7 +138,7 @@ impl Config {
         if size == 0 || rank >= size {
             return Err(Error::Init(format!(
                 "HOROVOD_RANK={rank} and HOROVOD_SIZE={size}: the rank must be below the size{}",
-                hints::job_array(&r).unwrap_or_default()
+                job_array(env).unwrap_or_default()
             )));
         }
         let stall_warning = seconds(&settings::STALL_CHECK_TIME_SECONDS, env)?;
@@ -167,7 +163,7 @@ impl Config {
         {
             return Err(Error::Init(format!(
                 "HOROVOD_SIZE={size} is set but HOROVOD_RANK is not: every process needs a rank of its own{}",
-                hints::job_array(&r).unwrap_or_default()
+                job_array(env).unwrap_or_default()
             )));
         }
         Ok(Self {
@@ -191,20 +187,21 @@ impl Config {
                 directory: settings::RENDEZVOUS_DIR.read(env)?.map(PathBuf::from),
                 key_file: settings::JOB_KEY_FILE.read(env)?.map(PathBuf::from),
                 unauthenticated: settings::UNAUTHENTICATED_JOB.read(env)?,
-                temporary: r
-                    .text("TMPDIR")
+                temporary: settings::text_of(env, "TMPDIR")
                     .map_or_else(|| "/tmp".into(), PathBuf::from),
             },
             job_array: match &started {
                 None if settings::RANK.is_set(env) && !settings::RENDEZVOUS.is_set(env) => {
-                    hints::job_array(&r)
+                    job_array(env)
                 }
                 _ => None,
             },
             started,
             listed: None,
             places_follow: false,
-            threads_set: THREADS.iter().any(|name| r.text(name).is_some()),
+            threads_set: THREADS
+                .iter()
+                .any(|name| settings::text_of(env, name).is_some()),
             interfaces: settings::GLOO_IFACE.read(env)?,
             ports: ports(env)?,
             connect_timeout: seconds(&settings::GLOO_TIMEOUT_SECONDS, env)?

@@ -72,6 +72,12 @@ impl From<horovod_settings::Refused> for Error {
     }
 }
 
+impl From<horovod_scheduler::NoJob> for Error {
+    fn from(no_job: horovod_scheduler::NoJob) -> Self {
+        Self::Init(no_job.to_string())
+    }
+}
+
 impl From<OpError> for Error {
     fn from(error: OpError) -> Self {
         match error {

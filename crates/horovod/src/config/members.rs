@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use horovod_settings as settings;
 
-use super::reader::Reader;
-use super::{Config, Environment, scheduler};
+use horovod_scheduler::detect;
+
+use super::{Config, Environment};
 use crate::bootstrap;
 use crate::error::Error;
 
@@ -162,7 +163,7 @@ impl Launcher {
                 starts_mpi: false,
             }));
         }
-        let started = scheduler::detect(&Reader { env })?;
+        let started = detect(env)?;
         Ok(started.map(|started| Self {
             by: started.by,
             rank: started.rank,

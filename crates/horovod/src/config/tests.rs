@@ -135,3 +135,35 @@ fn misspelt_settings_are_listed_and_what_others_read_is_not() {
     ]);
     assert_eq!(unknown_settings(&env), ["HOROVOD_FUSION_TRESHOLD"]);
 }
+#[test]
+fn the_number_of_an_element_of_a_job_array_is_no_rank() {
+    let refused =
+        |vars: &[(&'static str, &'static str)]| read(vars).expect_err("no job").to_string();
+    for (name, outside) in [
+        ("SLURM_ARRAY_TASK_ID", " "),
+        ("PBS_ARRAY_INDEX", " "),
+        ("LSB_JOBINDEX", "0"),
+        ("SGE_TASK_ID", "undefined"),
+    ] {
+        // Arrays often begin with 1: the last element has no rank.
+        let by_hand = [("HOROVOD_RANK", "4"), ("HOROVOD_SIZE", "4")];
+        let error = refused(&[&by_hand[..], &[(name, "4")]].concat());
+        assert!(
+            error.contains(name) && error.contains("job array"),
+            "{error}"
+        );
+        let error = refused(&[&by_hand[..], &[(name, outside)]].concat());
+        assert!(!error.contains("job array"), "{error}");
+        let error = refused(&[("HOROVOD_SIZE", "4"), (name, "4")]);
+        assert!(error.contains(name), "{error}");
+        // Alone it says nothing, and in a launcher's job neither.
+        assert_eq!(read(&[(name, "4")]).expect("one process").size, 1);
+        let launched = [
+            ("HOROVOD_RANK", "1"),
+            ("HOROVOD_SIZE", "4"),
+            ("HOROVOD_RENDEZVOUS", "127.0.0.1:5"),
+            (name, "4"),
+        ];
+        assert_eq!(read(&launched).expect("a job").job_array, None);
+    }
+}

@@ -1,14 +1,14 @@
 //! SageMaker's training jobs: the script runs once on each host, and the list of hosts makes ranks.
 
-use super::hints::text_list;
-use super::reader::Reader;
-use super::scheduler::Started;
+use crate::Started;
+use crate::hints::text_list;
+use crate::reader::Reader;
 
 /// Where rank 0 listens, in a container of its own.
 const PORT: u16 = 29_600;
 
 /// The job of several hosts, one process on each; `None` in any other place, or if this host is not in the list.
-pub(super) fn started(r: &Reader<'_>) -> Option<Started> {
+pub(crate) fn started(r: &Reader<'_>) -> Option<Started> {
     let mut hosts = text_list(&r.text("SM_HOSTS")?)?;
     if hosts.len() < 2 {
         return None;
@@ -32,8 +32,8 @@ pub(super) fn started(r: &Reader<'_>) -> Option<Started> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Map;
     use super::*;
+    use crate::tests::Map;
 
     fn found(hosts: &'static str, current: &'static str) -> Option<Started> {
         let env = Map(vec![("SM_HOSTS", hosts), ("SM_CURRENT_HOST", current)]);

@@ -1,11 +1,22 @@
 //! Which environments are a job, which are one process alone, and which are refused.
 
 use super::*;
-use crate::config::tests::Map;
 
-fn found(vars: &[(&'static str, &'static str)]) -> Result<Option<Started>, Error> {
-    let env = Map(vars.to_vec());
-    detect(&Reader { env: &env })
+pub(crate) struct Map(pub(crate) Vec<(&'static str, &'static str)>);
+impl Environment for Map {
+    fn get(&self, name: &str) -> Option<String> {
+        let mut set = self.0.iter();
+        let found = set.find(|(known, _)| *known == name);
+        found.map(|(_, value)| (*value).into())
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.iter().map(|(known, _)| (*known).into()).collect()
+    }
+}
+
+fn found(vars: &[(&'static str, &'static str)]) -> Result<Option<Started>, NoJob> {
+    detect(&Map(vars.to_vec()))
 }
 
 #[track_caller]
@@ -262,42 +273,6 @@ fn what_tells_of_several_is_never_one_process_alone() {
         for text in [name, missing, "HOROVOD_SIZE=1"] {
             assert!(error.contains(text), "{text} in: {error}");
         }
-    }
-}
-
-#[test]
-fn the_number_of_an_element_of_a_job_array_is_no_rank() {
-    let refused = |vars: &[(&'static str, &'static str)]| {
-        let error = crate::config::Config::from_environment(&Map(vars.to_vec()));
-        error.expect_err("no job").to_string()
-    };
-    for (name, outside) in [
-        ("SLURM_ARRAY_TASK_ID", " "),
-        ("PBS_ARRAY_INDEX", " "),
-        ("LSB_JOBINDEX", "0"),
-        ("SGE_TASK_ID", "undefined"),
-    ] {
-        // Arrays often begin with 1: the last element has no rank.
-        let by_hand = [("HOROVOD_RANK", "4"), ("HOROVOD_SIZE", "4")];
-        let error = refused(&[&by_hand[..], &[(name, "4")]].concat());
-        assert!(
-            error.contains(name) && error.contains("job array"),
-            "{error}"
-        );
-        let error = refused(&[&by_hand[..], &[(name, outside)]].concat());
-        assert!(!error.contains("job array"), "{error}");
-        let error = refused(&[("HOROVOD_SIZE", "4"), (name, "4")]);
-        assert!(error.contains(name), "{error}");
-        // Alone it says nothing, and in a launcher's job neither.
-        assert_eq!(found(&[(name, "4")]), Ok(None));
-        let launched = [
-            ("HOROVOD_RANK", "1"),
-            ("HOROVOD_SIZE", "4"),
-            ("HOROVOD_RENDEZVOUS", "127.0.0.1:5"),
-            (name, "4"),
-        ];
-        let config = crate::config::Config::from_environment(&Map(launched.to_vec()));
-        assert_eq!(config.expect("a job").job_array, None);
     }
 }
 

@@ -3,7 +3,7 @@
 //! Only what is set per process counts. An allocation's variables (`SLURM_NTASKS`) and an array job's
 //! (`SLURM_ARRAY_TASK_ID`) are also there where one process is all there is.
 
-use super::reader::Reader;
+use crate::reader::Reader;
 
 /// Meaning of a variable's value.
 enum Meaning {
@@ -184,7 +184,7 @@ const HINTS: &[Hint] = &[
 ];
 
 /// Why this process may not train alone in silence; `None` if nothing tells of others.
-pub(super) fn of_several(r: &Reader<'_>) -> Option<String> {
+pub(crate) fn of_several(r: &Reader<'_>) -> Option<String> {
     for hint in HINTS {
         let Some(text) = r.text(hint.name) else {
             continue;
@@ -236,7 +236,7 @@ fn sm_host_unknown(hosts: usize) -> String {
 }
 
 /// The texts of a JSON list; `None` if it holds anything else.
-pub(super) fn text_list(text: &str) -> Option<Vec<String>> {
+pub(crate) fn text_list(text: &str) -> Option<Vec<String>> {
     let Json::List(items) = Json::parse(text)? else {
         return None;
     };
@@ -258,7 +258,7 @@ const JOB_ARRAYS: &[(&str, &str, &str)] = &[
 
 /// Hint for an element of a job array whose ranks were given by hand and do not make a job; to be appended to
 /// an error.
-pub(super) fn job_array(r: &Reader<'_>) -> Option<String> {
+pub(crate) fn job_array(r: &Reader<'_>) -> Option<String> {
     JOB_ARRAYS.iter().find_map(|(name, by, outside)| {
         let text = r.text(name).filter(|text| text.trim() != *outside)?;
         Some(format!(
@@ -409,8 +409,8 @@ impl Json {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Map;
     use super::*;
+    use crate::tests::Map;
 
     fn hint_of(text: &'static str) -> Option<String> {
         let env = Map(vec![("TF_CONFIG", text)]);

@@ -1,20 +1,21 @@
 //! Reads variables that are none of ours, such as a scheduler's; errors name the variable, the value and what is
 //! accepted.
 
-use super::Environment;
-use crate::error::Error;
+use horovod_settings::Environment;
+
+use crate::NoJob;
 
 /// Rank from PMIx.
 const PMIX_RANK: &str = "PMIX_RANK";
 /// Number of the job's processes. Open MPI 4 sets it in each of them when the process initialises MPI.
 const OPEN_MPI_PROCESSES: &str = "OMPI_MCA_orte_ess_num_procs";
 
-pub(super) struct Reader<'a> {
-    pub(super) env: &'a dyn Environment,
+pub(crate) struct Reader<'a> {
+    pub(crate) env: &'a dyn Environment,
 }
 
 impl Reader<'_> {
-    pub(super) fn text(&self, name: &str) -> Option<String> {
+    pub(crate) fn text(&self, name: &str) -> Option<String> {
         let text = horovod_settings::text_of(self.env, name)?;
         (name != PMIX_RANK || !self.is_alone_with_mpi(&text)).then_some(text)
     }
@@ -25,13 +26,13 @@ impl Reader<'_> {
         rank.trim() == "0" && processes.is_some_and(|number| number.trim() == "1")
     }
 
-    pub(super) fn number<T: std::str::FromStr>(&self, name: &str, default: T) -> Result<T, Error> {
+    pub(crate) fn number<T: std::str::FromStr>(&self, name: &str, default: T) -> Result<T, NoJob> {
         match self.text(name) {
             None => Ok(default),
             Some(v) => v
                 .trim()
                 .parse()
-                .map_err(|_| Error::Init(format!("{name}={v:?}: expected a number of at least 0"))),
+                .map_err(|_| NoJob(format!("{name}={v:?}: expected a number of at least 0"))),
         }
     }
 }

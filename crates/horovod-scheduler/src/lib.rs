@@ -1,14 +1,27 @@
 //! The scheduler that started this process, if not `horovodrun`: one table of the variables that schedulers set.
 //!
-//! This module only finds the rank of this process, and the scheduler's facts about the others. `crate::bootstrap`
-//! decides how the ranks then find each other, and with which key.
+//! This crate only finds the rank of this process, and the scheduler's facts about the others. The module `bootstrap` of
+//! `horovod` decides how the ranks then find each other, and with which key.
+#![forbid(unsafe_code)]
 
-use horovod_settings as settings;
+mod hints;
+mod reader;
+mod sagemaker;
 
-use super::hints;
-use super::reader::Reader;
-use super::sagemaker;
-use crate::error::Error;
+use horovod_settings::{self as settings, Environment};
+
+use reader::Reader;
+
+/// Variables of a scheduler that make no job; the text names them and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NoJob(String);
+
+impl From<settings::Refused> for NoJob {
+    fn from(refused: settings::Refused) -> Self {
+        Self(refused.to_string())
+    }
+}
 
 /// One way to be started.
 struct Scheduler {
@@ -255,9 +268,13 @@ pub struct Started {
 
 /// Whether a scheduler started this process as one of several; `HOROVOD_RANK` and `HOROVOD_SIZE` count most.
 ///
-/// Whatever tells of more than one member ends in a job of that size or in an error: training alone, once per
-/// process, would go unnoticed for long.
-pub(super) fn detect(r: &Reader<'_>) -> Result<Option<Started>, Error> {
+/// A sign of more than one member ends in a job of that size or in an error: training alone, once per process, would go
+/// unnoticed for long.
+///
+/// # Errors
+/// The variables are incomplete, contradict each other, or tell of several members that cannot meet.
+pub fn detect(env: &dyn Environment) -> Result<Option<Started>, NoJob> {
+    let r = &Reader { env };
     let has_size = settings::SIZE.is_set(r.env);
     if has_size && (settings::RANK.is_set(r.env) || settings::SIZE.read(r.env)? == 1) {
         return Ok(None);
@@ -271,20 +288,20 @@ pub(super) fn detect(r: &Reader<'_>) -> Result<Option<Started>, Error> {
         return Ok(Some(started));
     }
     if let Some(address) = settings::RANK0_ADDRESS.read(r.env)? {
-        return Err(Error::Init(format!(
+        return Err(NoJob(format!(
             "HOROVOD_RANK0_ADDRESS={address} is set, so this is to be one of several ranks, but nothing says which of \
              how many: set HOROVOD_RANK and HOROVOD_SIZE (in a Kubernetes indexed job HOROVOD_SIZE, to its \
              completions), or HOROVOD_SIZE=1 to train alone"
         )));
     }
     match hints::of_several(r) {
-        Some(why) => Err(Error::Init(why)),
+        Some(why) => Err(NoJob(why)),
         None => Ok(None),
     }
 }
 
 impl Scheduler {
-    fn read(&self, r: &Reader<'_>) -> Result<Option<Started>, Error> {
+    fn read(&self, r: &Reader<'_>) -> Result<Option<Started>, NoJob> {
         if self.needs.iter().any(|name| r.text(name).is_none()) {
             return Ok(None);
         }
@@ -302,7 +319,7 @@ impl Scheduler {
                     Some(_) => (self.rank, self.size),
                     None => (self.size, self.rank),
                 };
-                return Err(Error::Init(format!(
+                return Err(NoJob(format!(
                     "{set} is set but {unset} is not: this looks like {}, but is incomplete; set HOROVOD_RANK and \
                      HOROVOD_SIZE in every process, or HOROVOD_SIZE=1 to train alone",
                     self.name
@@ -310,7 +327,7 @@ impl Scheduler {
             }
         };
         if size == 0 || rank >= size {
-            return Err(Error::Init(format!(
+            return Err(NoJob(format!(
                 "{}={rank} and {}={size} (from {}): the rank must be below the size",
                 self.rank, self.size, self.name
             )));
@@ -342,7 +359,7 @@ impl Scheduler {
 }
 
 impl Rank0 {
-    fn read(&self, r: &Reader<'_>) -> Result<Option<(String, u16)>, Error> {
+    fn read(&self, r: &Reader<'_>) -> Result<Option<(String, u16)>, NoJob> {
         match self {
             Self::Unknown => Ok(None),
             Self::BesideService(host, port) => {
@@ -361,6 +378,11 @@ impl Rank0 {
             }
         }
     }
+}
+
+/// A hint for an element of a job array whose ranks were given by hand and do not make a job, to be appended to an error.
+pub fn job_array(env: &dyn Environment) -> Option<String> {
+    hints::job_array(&Reader { env })
 }
 
 /// `n03` of `n[03-05,9],other`.
