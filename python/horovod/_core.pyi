@@ -4,6 +4,7 @@ All functions are thread-safe; those that can wait release the interpreter lock.
 """
 
 from collections.abc import Callable, Sequence
+from os import PathLike
 from typing import Any, Final, Self, final
 
 __all__ = [
@@ -59,12 +60,15 @@ __all__ = [
     "nccl_version",
     "needs_sync",
     "open_output",
+    "parse_hosts",
+    "place_ranks",
     "poll",
     "prefer_gpus",
     "prepare_gpus",
     "process_set_ids",
     "process_set_ranks",
     "rank",
+    "read_hostfile",
     "registered_process_set",
     "remove_process_set",
     "report_replica",
@@ -297,6 +301,23 @@ def assign_ranks(
 
 def names_of_a_job() -> list[str]:
     """Variables that tell a process its part in a job: whoever starts another with it removes them first."""
+
+def parse_hosts(text: str) -> list[tuple[str, int]]:
+    """The hosts of `host1:2,host2:4` with their slots, in order. ValueError names an item that is not of this form."""
+
+def read_hostfile(file: str | PathLike[str]) -> list[tuple[str, int]]:
+    """The hosts of a hostfile with their slots; one that is named twice has the sum of its slots.
+
+    OSError if the file cannot be read, ValueError if a line is not understood.
+    """
+
+def place_ranks(
+    hosts: Sequence[tuple[str, int]], least: int, most: int | None
+) -> list[tuple[str, tuple[int, int, int, int, int, int]]]:
+    """The host of each rank, and its numbers as from `assign_ranks`; all slots of a host before the next one's.
+
+    As many ranks as there are slots, at most `most`. ValueError if there are fewer slots than `least`.
+    """
 
 def open_output(path: str) -> int:
     """Open a file to write to it; it is emptied, or made if it is not there. The descriptor is the caller's.

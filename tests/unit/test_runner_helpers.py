@@ -24,9 +24,11 @@ def test_lists_of_hosts() -> None:
     assert hosts.HostInfo.from_string("h:2") == hosts.HostInfo("h", 2)
     assert hosts.parse_hosts("a:2, ") == hosts.parse_hosts("a:2")
     assert hosts.parse_hosts_and_slots("a:2,b:1,a:1") == (["a", "b"], {"a": 3, "b": 1})
-    for bad in ("a", "a:x", "", "a:1,,", ",", "a b:1"):
+    for bad in ("a", "a:x", "", "a:1,,", ",", "a b:1", "-o:1"):
         with pytest.raises(ValueError, match="Invalid host input"):
             hosts.parse_hosts(bad)
+    with pytest.raises(ValueError, match="expected one host"):
+        hosts.HostInfo.from_string("a:1,b:2")
 
 
 def test_hostfiles(tmp_path) -> None:
@@ -36,10 +38,12 @@ def test_hostfiles(tmp_path) -> None:
     file.write_text("a slots=2\nb slots\n")
     with pytest.raises(ValueError, match="line 2"):
         hosts.parse_host_files(file)
+    with pytest.raises(FileNotFoundError, match="no-such-file cannot be read"):
+        hosts.parse_host_files(tmp_path / "no-such-file")
 
 
 def test_a_hostfile_without_an_end_is_not_read_to_it() -> None:
-    with pytest.raises(ValueError, match="longer than 4194304 characters"):
+    with pytest.raises(ValueError, match="longer than 4194304 bytes"):
         hosts.parse_host_files("/dev/zero")
 
 

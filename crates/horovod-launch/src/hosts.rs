@@ -1,9 +1,11 @@
 //! Hosts and slots: `-H`, hostfiles, and the place of each rank.
 
 use std::collections::HashMap;
-use std::fmt;
+use std::path::Path;
+use std::{fmt, io};
 
 use crate::frames::HOST_RANKS_MAX;
+use crate::io::read_text;
 
 /// A machine and how many processes it may run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +56,16 @@ pub enum HostsError {
         /// The error in the line.
         why: String,
     },
+    /// The hostfile cannot be read, or has no end.
+    #[error("the hostfile {file} cannot be read: {error}")]
+    Unread {
+        /// The hostfile.
+        file: String,
+        /// The kind of the error.
+        kind: io::ErrorKind,
+        /// Its text.
+        error: String,
+    },
     /// A hostfile without hosts.
     #[error("{file} names no host")]
     Empty {
@@ -97,6 +109,14 @@ pub fn parse_hosts(
     text: &str,
     cores_of: impl Fn(&str) -> Option<u32>,
 ) -> Result<Vec<Host>, HostsError> {
+    parse_items(text, cores_of).map(merge)
+}
+
+/// As `parse_hosts`; a host named twice is there twice.
+pub fn parse_items(
+    text: &str,
+    cores_of: impl Fn(&str) -> Option<u32>,
+) -> Result<Vec<Host>, HostsError> {
     let bare = |name: &str| {
         let slots = is_host_name(name).then(|| cores_of(name)).flatten()?;
         Some(Host {
@@ -104,20 +124,32 @@ pub fn parse_hosts(
             slots,
         })
     };
-    let hosts = without_last_comma(text)
+    without_last_comma(text)
         .split(',')
         .map(|item| {
             let host = named_slots(item.trim()).or_else(|| bare(item.trim()));
             host.ok_or_else(|| HostsError::Item { item: quoted(item) })
         })
-        .collect::<Result<Vec<_>, _>>()?;
-    Ok(merge(hosts))
+        .collect()
 }
 
 /// A list as programs write it that put a comma after each item.
 pub(crate) fn without_last_comma(list: &str) -> &str {
     let list = list.trim_end();
     list.strip_suffix(',').unwrap_or(list)
+}
+
+/// Reads a hostfile.
+pub fn read_hostfile(file: &Path) -> Result<Vec<Host>, HostsError> {
+    let name = file.display().to_string();
+    match read_text(file) {
+        Ok(content) => parse_hostfile(&name, &content),
+        Err(error) => Err(HostsError::Unread {
+            file: name,
+            kind: error.kind(),
+            error: error.to_string(),
+        }),
+    }
 }
 
 /// Reads the content of a hostfile; `file` is its name for messages.
@@ -298,6 +330,24 @@ pub struct Placement {
     pub host: Host,
     /// Its ranks, at least one.
     pub slots: Vec<HostSlot>,
+}
+
+/// Fills the hosts in order with as many ranks as they have slots: at least `least`, at most `most`. A host may be named
+/// twice.
+pub fn assign_between(
+    hosts: Vec<Host>,
+    least: u32,
+    most: Option<u32>,
+) -> Result<Vec<Placement>, HostsError> {
+    let hosts = merge(hosts);
+    let slots = hosts.iter().map(|host| host.slots);
+    let available = slots.fold(0, u32::saturating_add);
+    let count = if available < least {
+        least
+    } else {
+        available.min(most.unwrap_or(available))
+    };
+    assign(&hosts, count)
 }
 
 /// Fills the hosts in order, all slots of one before the next, with exactly `count` ranks.
@@ -543,6 +593,33 @@ mod tests {
             .map(|s| (s.local_rank, s.local_size))
             .collect();
         assert_eq!(local, [(0, 4), (1, 4), (2, 4), (3, 4)]);
+    }
+
+    #[test]
+    fn starts_as_many_as_there_are_slots_between_two_numbers() {
+        let twice = || vec![host("a", 2), host("b", 1), host("a", 1)];
+        let counts = |least, most| {
+            let placed = assign_between(twice(), least, most)?;
+            Ok::<_, HostsError>(placed.iter().map(|p| p.slots.len()).collect::<Vec<_>>())
+        };
+        assert_eq!(counts(1, None).expect("enough"), [3, 1]);
+        assert_eq!(counts(1, Some(3)).expect("enough"), [3]);
+        assert_eq!(counts(0, Some(0)).expect("enough"), []);
+        assert!(matches!(
+            counts(5, None),
+            Err(HostsError::Slots { wanted: 5, .. })
+        ));
+    }
+
+    #[test]
+    fn a_hostfile_that_cannot_be_read_is_an_error_with_its_kind() {
+        let error = read_hostfile(Path::new("/no/such/hosts")).expect_err("missing");
+        assert!(
+            matches!(&error, HostsError::Unread { kind, .. } if *kind == io::ErrorKind::NotFound),
+            "{error}"
+        );
+        let error = read_hostfile(Path::new("/dev/zero")).expect_err("endless");
+        assert!(error.to_string().contains("longer than"), "{error}");
     }
 
     #[test]

@@ -9,7 +9,6 @@ use crate::args::Options;
 use crate::dialed::{self, Gathered};
 use crate::events::Events;
 use crate::hosts::{self, Host, Placement};
-use crate::io::read_text;
 use crate::job::{Job, State};
 use crate::link::HostLink;
 use crate::output::Output;
@@ -269,16 +268,7 @@ pub(crate) fn wanted_hosts(options: &Options, size: u32) -> Result<Vec<Host>, La
             }
         },
     };
-    let content = read_text(file).map_err(|error| {
-        LaunchError::Wrong(format!(
-            "the hostfile {} cannot be read: {error}",
-            file.display()
-        ))
-    })?;
-    Ok(hosts::parse_hostfile(
-        &file.display().to_string(),
-        &content,
-    )?)
+    Ok(hosts::read_hostfile(file)?)
 }
 
 /// The note on this number of processes on this machine, for which the user has named no slots; none for a few processes

@@ -1,11 +1,14 @@
 //! The launcher's library for executors in Python: places, environments, the rendezvous.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use horovod::JobKey;
 use horovod_launch::executor::{self, Process, RendezvousSource};
+use horovod_launch::hosts::{self, Host, HostSlot, HostsError};
 use horovod_launch::{Reach, RendezvousError};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -104,6 +107,14 @@ pub(crate) fn parsed_addresses(addresses: &[String]) -> PyResult<Vec<SocketAddr>
 /// Rank, size, local rank, local size, cross rank, cross size.
 type Numbers = (u32, u32, u32, u32, u32, u32);
 
+fn numbers(slot: HostSlot) -> Numbers {
+    let (local, cross) = (
+        (slot.local_rank, slot.local_size),
+        (slot.cross_rank, slot.cross_size),
+    );
+    (slot.rank, slot.size, local.0, local.1, cross.0, cross.1)
+}
+
 /// The place and the variables of each process, given as host and address. The ranks meet at `addresses`, or without any at
 /// rank 0, which listens on `port`.
 #[pyfunction]
@@ -131,15 +142,7 @@ pub(crate) fn assign_ranks(
     let assigned = executor::assign(&processes, &rendezvous, &interfaces)
         .map_err(|error| PyValueError::new_err(error.to_string()))?;
     let plain = |assigned: executor::Assigned| {
-        let slot = assigned.slot;
-        let numbers = (
-            slot.rank,
-            slot.size,
-            slot.local_rank,
-            slot.local_size,
-            slot.cross_rank,
-            slot.cross_size,
-        );
+        let numbers = numbers(assigned.slot);
         let text = |word: std::ffi::OsString| word.to_string_lossy().into_owned();
         let variables = assigned.environment.into_iter();
         let variables = variables.map(|(name, value)| (text(name), text(value)));
@@ -152,4 +155,47 @@ pub(crate) fn assign_ranks(
 #[pyfunction]
 pub(crate) fn names_of_a_job() -> Vec<&'static str> {
     executor::names_of_a_job().collect()
+}
+
+/// The hosts of `host1:2,host2:4` with their slots; one that is named twice is there twice.
+#[pyfunction]
+pub(crate) fn parse_hosts(text: &str) -> PyResult<Vec<(String, u32)>> {
+    pairs(hosts::parse_items(text, |_| None))
+}
+
+/// The hosts of a hostfile with their slots.
+#[pyfunction]
+pub(crate) fn read_hostfile(file: PathBuf) -> PyResult<Vec<(String, u32)>> {
+    pairs(hosts::read_hostfile(&file))
+}
+
+/// The host and the numbers of each rank: as many as there are slots, at least `least` and at most `most`.
+#[pyfunction]
+pub(crate) fn place_ranks(
+    hosts: Vec<(String, u32)>,
+    least: u32,
+    most: Option<u32>,
+) -> PyResult<Vec<(String, Numbers)>> {
+    let hosts = hosts.into_iter().map(|(name, slots)| Host { name, slots });
+    let placed = hosts::assign_between(hosts.collect(), least, most).map_err(hosts_error)?;
+    let ranks = placed.into_iter().flat_map(|placement| {
+        let name = placement.host.name;
+        let slots = placement.slots.into_iter();
+        slots.map(move |slot| (name.clone(), numbers(slot)))
+    });
+    Ok(ranks.collect())
+}
+
+fn pairs(hosts: Result<Vec<Host>, HostsError>) -> PyResult<Vec<(String, u32)>> {
+    let hosts = hosts.map_err(hosts_error)?.into_iter();
+    Ok(hosts.map(|host| (host.name, host.slots)).collect())
+}
+
+fn hosts_error(error: HostsError) -> PyErr {
+    match &error {
+        HostsError::Unread { kind, .. } if *kind != io::ErrorKind::Other => {
+            io::Error::new(*kind, error.to_string()).into()
+        }
+        _ => PyValueError::new_err(error.to_string()),
+    }
 }

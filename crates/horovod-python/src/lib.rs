@@ -37,7 +37,9 @@ mod _core {
         Streams, gpu_libraries, gpu_loss, nccl_version, prefer_gpus, prepare_gpus, wait_for_devices,
     };
     #[pymodule_export]
-    use crate::launch::{Rendezvous, assign_ranks, names_of_a_job};
+    use crate::launch::{
+        Rendezvous, assign_ranks, names_of_a_job, parse_hosts, place_ranks, read_hostfile,
+    };
     #[pymodule_export]
     use crate::output::open_output;
     #[pymodule_export]

@@ -10,7 +10,8 @@ from horovod._keras._generation import is_keras3, keras3_backend
 from horovod._keras._models import load_model
 from horovod._keras._optimizer import create_distributed_optimizer, register_local_layers
 from horovod.common import api, host_memory
-from horovod.common._ops import Average
+from horovod.common._ops import Average, resolve_op
+from horovod.common._reduction import Reduction
 
 __all__ = [
     "CallableList",
@@ -59,8 +60,10 @@ def allreduce(
     compression: Any,
 ) -> Any:
     """Combine a value of every rank; `op` supersedes `average`."""
-    factors = (prescale_factor, postscale_factor)
-    return _values.allreduce(value, name, average, *factors, op, compression, _tensor_maker(keras))
+    # The older argument has a default in some packages, which is not worth its note.
+    code = resolve_op(op, None if op is not None or average else average)
+    reduction = Reduction(code, prescale_factor, postscale_factor)
+    return _values.allreduce(value, name, reduction, compression, _tensor_maker(keras))
 
 
 def allgather(keras: Any, value: Any, name: str | None) -> Any:

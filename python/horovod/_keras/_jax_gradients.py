@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 import horovod.jax as hvd
 from horovod._keras._jax_trainer import look_at_results
-from horovod._keras._reduction import Reduction
+from horovod._keras._reduction import GradientReduction
 from horovod.jax import _names
 
 # Values of variables and of weights after a step, from those before it and the gradients.
@@ -21,7 +21,7 @@ Step = Callable[[list[Any], list[Any], list[Any]], tuple[Sequence[Any], Sequence
 class JaxGradients:
     """One optimizer's gradients and their sums: variables of the optimizer, as a jitted step has no other state."""
 
-    def __init__(self, reduction: Reduction) -> None:
+    def __init__(self, reduction: GradientReduction) -> None:
         look_at_results(sys.modules["keras"])
         self._reduction = reduction
         self._count: Any = None
@@ -38,17 +38,14 @@ class JaxGradients:
             for i, variable in enumerate(variables):
                 if result[i] is not None and how.is_local(variable):
                     result[i] = result[i] / size
-        before, after = how.factors()
+        options = how.reduction()._asdict()
         for number, batch in enumerate(how.batches(result, variables)):
             compressed = [how.compression.compress(result[i]) for i in batch]
             tensors = tuple(tensor for tensor, _ in compressed)
             reduced = hvd.grouped_allreduce(
                 tensors,
-                op=how.op,
                 name=_names.numbered(f"{how.name}.{number}", tensors),
-                prescale_factor=before,
-                postscale_factor=after,
-                process_set=how.process_set,
+                **options,
             )
             for i, tensor, (_, context) in zip(batch, reduced, compressed, strict=True):
                 result[i] = how.compression.decompress(tensor, context)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import horovod.tensorflow as hvd
 from horovod._keras._adoption import adopted, is_set_by_config
-from horovod._keras._reduction import Reduction
+from horovod._keras._reduction import GradientReduction
 from horovod.common._gradient_sums import SumsGradients
 from horovod.common.basics import basics
 from horovod.tensorflow._variables import key_of
@@ -27,7 +27,7 @@ class DistributedKeras2(SumsGradients):
     `DistributedGradientTape` for that.
     """
 
-    _hvd: Reduction
+    _hvd: GradientReduction
     _hvd_devices: tuple[str, str]
     _HAS_AGGREGATE_GRAD = True
 
@@ -149,7 +149,9 @@ class DistributedKeras2(SumsGradients):
         )
 
 
-def distributed_keras2(optimizer: Any, reduction: Reduction, dense: str, sparse: str) -> Any:
+def distributed_keras2(
+    optimizer: Any, reduction: GradientReduction, dense: str, sparse: str
+) -> Any:
     """An optimizer like the one given, of a subclass of its class; of a loss-scaling one, around such a one."""
     kind = type(optimizer)
     inner = getattr(optimizer, "inner_optimizer", None)

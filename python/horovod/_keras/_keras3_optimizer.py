@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from horovod._keras._callable_list import CallableList
 from horovod._keras._generation import keras3_backend, require_training
-from horovod._keras._reduction import Reduction
+from horovod._keras._reduction import GradientReduction
 from horovod.common._gradient_sums import SumsGradients
 
 # Takes the gradients that count, and makes the step.
@@ -49,7 +49,7 @@ class GradientBackend(Protocol):
         """Forget the sums."""
 
 
-def gradient_backend(reduction: Reduction) -> GradientBackend:
+def gradient_backend(reduction: GradientReduction) -> GradientBackend:
     """The gradients' backend for the framework on which Keras runs."""
     name = keras3_backend()
     require_training(name)
@@ -69,7 +69,7 @@ def gradient_backend(reduction: Reduction) -> GradientBackend:
 class DistributedKeras3(SumsGradients):
     """Mixin for the class of a wrapped optimizer of Keras 3."""
 
-    _hvd: Reduction
+    _hvd: GradientReduction
     _hvd_gradients: GradientBackend
     # Whether a loss-scaling optimizer around this one reduces for it.
     _hvd_is_inner = False
@@ -239,7 +239,7 @@ def public_module(keras: Any, base: type) -> str:
     return base.__module__
 
 
-def distributed_class(mixin: type, base: type, reduction: Reduction) -> type:
+def distributed_class(mixin: type, base: type, reduction: GradientReduction) -> type:
     """A subclass of an optimizer's class that is saved under the name of that class."""
     keras: Any = sys.modules["keras"]
     attributes = {

@@ -15,7 +15,7 @@ from horovod._keras._keras3_optimizer import (
     distributed_class,
     wrap_loss_scaling,
 )
-from horovod._keras._reduction import DEFAULT_NAME, Reduction, check_options, checked_groups
+from horovod._keras._reduction import DEFAULT_NAME, GradientReduction, check_options, checked_groups
 from horovod.common._ops import Average, resolve_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 
@@ -76,7 +76,7 @@ def create_distributed_optimizer(
     kind = type(optimizer)
     if hasattr(kind, "_hvd"):
         raise ValueError("The optimizer is distributed already; gradients would be reduced twice.")
-    reduction = Reduction(
+    reduction = GradientReduction(
         # Without the class: one rank may wrap a loss-scaling optimizer, and another rank the optimizer inside it.
         name=name or DEFAULT_NAME,
         compression=compression,
@@ -128,7 +128,7 @@ def _is_layer(candidate: Any) -> bool:
     return hasattr(candidate, "trainable_weights") and hasattr(candidate, "call")
 
 
-def _distributed_keras3(optimizer: Any, reduction: Reduction) -> Any:
+def _distributed_keras3(optimizer: Any, reduction: GradientReduction) -> Any:
     keras: Any = sys.modules["keras"]
     wrap_loss_scaling(keras)
     inner = getattr(optimizer, "inner_optimizer", None)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from horovod.common import _optimizer_settings
 from horovod.common._ops import Average, Sum
+from horovod.common._reduction import Reduction
 from horovod.common.process_sets import ProcessSet
 from horovod.common.util import split_list
 
@@ -18,7 +19,7 @@ _GROUPS = "groups should be a non-negative integer or a list of list of tf.Varia
 
 
 @dataclass(slots=True)
-class Reduction:
+class GradientReduction:
     """How the gradients of one optimizer travel; alike on every rank."""
 
     name: str
@@ -38,11 +39,9 @@ class Reduction:
     _places: dict[int, int] | None = None
     """Number of the listed group by identity of a variable."""
 
-    def factors(self) -> tuple[float, float]:
-        """Scale factors before and after the reduction."""
-        if self.op != Average:
-            return 1.0, 1.0
-        return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor
+    def reduction(self) -> Reduction:
+        """How the gradients are combined."""
+        return Reduction.of_gradients(self.op, self.gradient_predivide_factor, self.process_set)
 
     def is_active(self) -> bool:
         """Whether this rank has anybody to exchange gradients with, now or after an elastic reset."""

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 import horovod.tensorflow as hvd
-from horovod._keras._reduction import Reduction
+from horovod._keras._reduction import GradientReduction
 from horovod.tensorflow._allreduce import divided_by_size
 from horovod.tensorflow.gradient_aggregation_eager import dense
 
@@ -18,7 +18,7 @@ _NOT_STATELESS = "Keras on TensorFlow keeps its state in variables: use apply."
 class TensorFlowGradients:
     """One optimizer's gradients and their sums."""
 
-    def __init__(self, reduction: Reduction) -> None:
+    def __init__(self, reduction: GradientReduction) -> None:
         self._reduction = reduction
         self._allreduce = hvd._make_allreduce_grads_fn(
             reduction.name,

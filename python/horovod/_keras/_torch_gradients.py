@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import horovod.torch as hvd
-from horovod._keras._reduction import Reduction
+from horovod._keras._reduction import GradientReduction
 from horovod.common._operations import wait_for_all
 from horovod.torch._memory_owners import Overlaps, is_alone
 
@@ -18,7 +18,7 @@ _NOT_STATELESS = "The PyTorch backend keeps its state in variables: use apply."
 class TorchGradients:
     """One optimizer's gradients and their sums."""
 
-    def __init__(self, reduction: Reduction) -> None:
+    def __init__(self, reduction: GradientReduction) -> None:
         self._reduction = reduction
         self._sums: dict[int, torch.Tensor] = {}
         self._count = 0
@@ -48,13 +48,8 @@ class TorchGradients:
                 taken = tensor if is_taken else tensor.cpu()
                 sent.append(taken)
                 arrivals.append((i, taken, context, None if is_taken else tensor))
-            before, after = how.factors()
             name = f"{how.name}.{number}"
-            handles.append(
-                hvd.grouped_allreduce_async_(
-                    sent, None, name, how.op, before, after, how.process_set
-                )
-            )
+            handles.append(hvd.grouped_allreduce_async_(sent, None, name, *how.reduction()))
         wait_for_all(handles)
         for i, taken, context, own in arrivals:
             tensor = taken if own is None else own.copy_(taken)

@@ -15,6 +15,7 @@ from horovod._keras._graph_values import adapter_of
 from horovod._keras._variables import held, to_numpy
 from horovod.common import _narrowing
 from horovod.common._ops import Average, resolve_op
+from horovod.common._reduction import Reduction
 
 # Makes a tensor of the caller's Keras of an array.
 ToTensor = Callable[[Any], Any]
@@ -23,28 +24,23 @@ ToTensor = Callable[[Any], Any]
 def allreduce(
     value: Any,
     name: str | None,
-    average: bool | None,
-    prescale_factor: float,
-    postscale_factor: float,
-    op: int | str | None,
+    reduction: Reduction,
     compression: Any,
     to_tensor: ToTensor,
 ) -> Any:
-    """Combine a value of every rank; `op` counts where both it and `average` are given."""
-    # The older argument has a default in some packages, which is not worth its note.
-    code = resolve_op(op, None if op is not None or average else average)
-    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    """Combine a value of every rank."""
+    options = reduction._asdict()
     adapter = adapter_of(value)
     if adapter is not None:
         tensor, context = compression.compress(held(value))
-        result = adapter.allreduce(tensor, name=name, op=code, **factors)
+        result = adapter.allreduce(tensor, name=name, **options)
         return compression.decompress(result, context)
     if _is_integer(value):
         # Keras would convert the value to 32 bits, and the result may need more.
-        total = hvd.allreduce(value, name=name, op=code, **factors)
+        total = hvd.allreduce(value, name=name, **options)
         return _exactly(total, to_tensor, total.item() if type(value) is int else total)
     tensor, context = compression.compress(_exactly(value, to_tensor, value))
-    reduced = hvd.allreduce(to_numpy(tensor), name=name, op=code, **factors)
+    reduced = hvd.allreduce(to_numpy(tensor), name=name, **options)
     return compression.decompress(_exactly(reduced, to_tensor, reduced), context)
 
 

@@ -19,6 +19,7 @@ from horovod.common._operations import (
     start,
 )
 from horovod.common._ops import Average, Sum, resolve_op
+from horovod.common._reduction import Reduction
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, global_process_set
 
@@ -26,9 +27,6 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 _NO_ROWS = "Reducescatter does not support scalar inputs."
-
-# Of a reduction: operator, factors before and after it, who takes part.
-_Options = tuple[int, float, float, ProcessSet]
 
 
 @dataclass(slots=True)
@@ -167,11 +165,10 @@ class RowCollectives(Generic[T]):
         prefix: str,
         name: str | None,
         process_set: ProcessSet,
-        op: int | None = None,
-        scales: tuple[float, float] = (1.0, 1.0),
+        reduction: Reduction | None = None,
     ) -> int:
         its = self._row_arrays
-        source = its.describe(array, op)
+        source = its.describe(array, reduction.op if reduction else None)
         if kind == _core.REDUCESCATTER and not source.has_rows:
             raise ValueError(_NO_ROWS)
         dtype = source.dtype
@@ -182,9 +179,9 @@ class RowCollectives(Generic[T]):
             name,
             entries,
             process_set.process_set_id,
-            op=Sum if op is None else op,
-            prescale=scales[0],
-            postscale=scales[1],
+            op=reduction.op if reduction else Sum,
+            prescale=reduction.prescale_factor if reduction else 1.0,
+            postscale=reduction.postscale_factor if reduction else 1.0,
             finish=lambda outputs: its.wrap_output((given or outputs)[0], dtype),
             gpu=source.gpu,
             allocators=allocators,
@@ -197,12 +194,12 @@ class RowCollectives(Generic[T]):
         prefix: str,
         name: str | None,
         process_set: ProcessSet,
-        op: int | None = None,
-        scales: tuple[float, float] = (1.0, 1.0),
+        reduction: Reduction | None = None,
     ) -> int:
         arrays = tuple(arrays)
         require_members(arrays)
         its = self._row_arrays
+        op = reduction.op if reduction else None
         sources = [its.describe(array, op) for array in arrays]
         if kind == _core.REDUCESCATTER and not all(source.has_rows for source in sources):
             raise ValueError(_NO_ROWS)
@@ -220,9 +217,9 @@ class RowCollectives(Generic[T]):
             name,
             entries,
             process_set.process_set_id,
-            op=Sum if op is None else op,
-            prescale=scales[0],
-            postscale=scales[1],
+            op=reduction.op if reduction else Sum,
+            prescale=reduction.prescale_factor if reduction else 1.0,
+            postscale=reduction.postscale_factor if reduction else 1.0,
             grouped=True,
             finish=finish,
             gpu=gpu,
@@ -265,9 +262,9 @@ class RowCollectives(Generic[T]):
         postscale_factor: float = 1.0,
     ) -> int:
         """Start a `reducescatter` and return its handle."""
-        kind, scales = _core.REDUCESCATTER, (prescale_factor, postscale_factor)
-        op = _scattering(op)
-        return self._rows(kind, array, "reducescatter", name, process_set, op, scales)
+        reduction = Reduction(_scattering(op), prescale_factor, postscale_factor, process_set)
+        kind, prefix = _core.REDUCESCATTER, "reducescatter"
+        return self._rows(kind, array, prefix, name, process_set, reduction)
 
     def grouped_reducescatter_async(
         self,
@@ -281,9 +278,9 @@ class RowCollectives(Generic[T]):
         """Start a `grouped_reducescatter` and return its handle."""
         arrays = tuple(arrays)
         require_members(arrays)
-        kind, scales = _core.REDUCESCATTER, (prescale_factor, postscale_factor)
-        prefix, op = "grouped_reducescatter", _scattering(op)
-        return self._grouped_rows(kind, arrays, prefix, name, process_set, op, scales)
+        reduction = Reduction(_scattering(op), prescale_factor, postscale_factor, process_set)
+        kind, prefix = _core.REDUCESCATTER, "grouped_reducescatter"
+        return self._grouped_rows(kind, arrays, prefix, name, process_set, reduction)
 
     def reducescatter(self, array: T, *args: Any, **kwargs: Any) -> T:
         """Combine the arrays of all ranks and return this rank's part of the rows."""
@@ -360,20 +357,19 @@ class Collectives(RowCollectives[T]):
         name: str | None,
         entries: Sequence[Entry],
         grouped: bool,
-        options: _Options,
+        reduction: Reduction,
         finish: Callable[[Any], Any],
         gpu: Gpu | None,
     ) -> int:
-        op, prescale, postscale, process_set = options
         return start(
             _core.ALLREDUCE,
             "grouped_allreduce" if grouped else "allreduce",
             name,
             entries,
-            process_set.process_set_id,
-            op=op,
-            prescale=prescale,
-            postscale=postscale,
+            reduction.process_set.process_set_id,
+            op=reduction.op,
+            prescale=reduction.prescale_factor,
+            postscale=reduction.postscale_factor,
             grouped=grouped,
             finish=finish,
             gpu=gpu,
@@ -384,13 +380,13 @@ class Collectives(RowCollectives[T]):
         arrays: Sequence[T],
         grouped: bool,
         name: str | None,
-        options: _Options,
+        reduction: Reduction,
     ) -> int:
         require_members(arrays)
         its = self._arrays
         for array in arrays:
             its.check_writable(array)
-        operands = [its.describe(array, options[0]) for array in arrays]
+        operands = [its.describe(array, reduction.op) for array in arrays]
         gpu = operands[0].gpu
         if len(operands) > 1:
             gpu = _place(operands)
@@ -404,7 +400,7 @@ class Collectives(RowCollectives[T]):
             return arrays if grouped else arrays[0]
 
         entries = [_in_place(memory) for memory in operands]
-        return self._start_reduction(name, entries, grouped, options, finish, gpu)
+        return self._start_reduction(name, entries, grouped, reduction, finish, gpu)
 
     def allreduce_async(
         self,
@@ -417,14 +413,16 @@ class Collectives(RowCollectives[T]):
         process_set: ProcessSet = global_process_set,
     ) -> int:
         """Start an `allreduce` and return its handle. The input must not be changed before `synchronize`."""
-        options = (resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+        reduction = Reduction(
+            resolve_op(op, average), prescale_factor, postscale_factor, process_set
+        )
         its = self._arrays
-        source = its.describe(array, options[0])
+        source = its.describe(array, reduction.op)
         output = self._new(source)
         owner, dtype = output[1], source.dtype
         entries = (_entry(source, output),)
         return self._start_reduction(
-            name, entries, False, options, lambda _: its.wrap(owner, dtype), source.gpu
+            name, entries, False, reduction, lambda _: its.wrap(owner, dtype), source.gpu
         )
 
     def allreduce_async_(
@@ -438,8 +436,10 @@ class Collectives(RowCollectives[T]):
         process_set: ProcessSet = global_process_set,
     ) -> int:
         """Start an `allreduce_` and return its handle. The array must not be touched before `synchronize`."""
-        options = (resolve_op(op, average), prescale_factor, postscale_factor, process_set)
-        return self._reduce_in_place((array,), False, name, options)
+        reduction = Reduction(
+            resolve_op(op, average), prescale_factor, postscale_factor, process_set
+        )
+        return self._reduce_in_place((array,), False, name, reduction)
 
     def grouped_allreduce_async(
         self,
@@ -452,11 +452,13 @@ class Collectives(RowCollectives[T]):
         process_set: ProcessSet = global_process_set,
     ) -> int:
         """Start a `grouped_allreduce` and return its handle."""
-        options = (resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+        reduction = Reduction(
+            resolve_op(op, average), prescale_factor, postscale_factor, process_set
+        )
         arrays = tuple(arrays)
         require_members(arrays)
         its = self._arrays
-        sources = [its.describe(array, options[0]) for array in arrays]
+        sources = [its.describe(array, reduction.op) for array in arrays]
         gpu = _place(sources)
         entries, results = [], []
         for source in sources:
@@ -467,7 +469,7 @@ class Collectives(RowCollectives[T]):
         def finish(_: Any) -> tuple[T, ...]:
             return tuple([its.wrap(owner, dtype) for owner, dtype in results])
 
-        return self._start_reduction(name, entries, True, options, finish, gpu)
+        return self._start_reduction(name, entries, True, reduction, finish, gpu)
 
     def grouped_allreduce_async_(
         self,
@@ -480,8 +482,10 @@ class Collectives(RowCollectives[T]):
         process_set: ProcessSet = global_process_set,
     ) -> int:
         """Start a `grouped_allreduce_` and return its handle."""
-        options = (resolve_op(op, average), prescale_factor, postscale_factor, process_set)
-        return self._reduce_in_place(tuple(arrays), True, name, options)
+        reduction = Reduction(
+            resolve_op(op, average), prescale_factor, postscale_factor, process_set
+        )
+        return self._reduce_in_place(tuple(arrays), True, name, reduction)
 
     def allreduce(self, array: T, *args: Any, **kwargs: Any) -> T:
         """Combine one array of every rank into a new one; arguments as in `allreduce_async`."""

@@ -1,7 +1,7 @@
 """Compression of gradients for the wire, as far as it does not depend on the framework."""
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Compressor:
@@ -35,3 +35,39 @@ class NoneCompressor(Compressor):
         """Return the same object."""
         del ctx
         return tensor
+
+
+class CastCompressor(Compressor):
+    """Sends floating tensors in a smaller type; a framework's subclass says how its types are called.
+
+    They are reduced as such, so large sums may overflow in float16.
+    """
+
+    sent_as: ClassVar[Any] = "float16"
+    """The smaller type."""
+
+    @staticmethod
+    def dtype_of(tensor: Any) -> Any:
+        """The type of a tensor's elements."""
+        return tensor.dtype
+
+    @classmethod
+    def is_cast(cls, dtype: Any) -> bool:
+        """Whether tensors of this type are sent in the smaller one."""
+        return "float" in str(dtype) and str(dtype) != cls.sent_as
+
+    @staticmethod
+    @abstractmethod
+    def cast(tensor: Any, dtype: Any) -> Any:
+        """The tensor in another type."""
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        """Return the tensor in the smaller type if it is of a larger floating one, and its own type."""
+        dtype = cls.dtype_of(tensor)
+        return (cls.cast(tensor, cls.sent_as) if cls.is_cast(dtype) else tensor), dtype
+
+    @classmethod
+    def decompress(cls, tensor: Any, ctx: Any) -> Any:
+        """Return the tensor in its original type; without one (no context) unchanged."""
+        return tensor if ctx is None or not cls.is_cast(ctx) else cls.cast(tensor, ctx)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from horovod import _core
 from horovod.common._objects import broadcast_object
 from horovod.common._ops import Average, Max, Min, Product
+from horovod.common._reduction import Reduction
 from horovod.common.basics import basics
 from horovod.common.consistency import Watch, checked_action
 from horovod.common.process_sets import ProcessSet
@@ -37,11 +38,9 @@ class ReduceOptions:
     process_set: ProcessSet
     zero_missing_gradients: bool = True
 
-    def factors(self) -> tuple[float, float]:
-        """Scale factors before and after the reduction."""
-        if self.op != Average:
-            return 1.0, 1.0
-        return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor
+    def reduction(self) -> Reduction:
+        """How the gradients are combined."""
+        return Reduction.of_gradients(self.op, self.gradient_predivide_factor, self.process_set)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import numpy as np
 from horovod.common._collectives import require_members
 from horovod.common._operations import checked_root
 from horovod.common._ops import Average, Sum, resolve_op
+from horovod.common._reduction import Reduction
 from horovod.common.basics import basics
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -74,7 +75,8 @@ def allreduce(
     >>> loss = hvd.allreduce(loss)
     >>> grads = jax.jit(lambda grads: hvd.allreduce(grads, op=hvd.Sum))(grads)
     """
-    options = _options(process_set, name, resolve_op(op, None), prescale_factor, postscale_factor)
+    reduction = Reduction(resolve_op(op, None), prescale_factor, postscale_factor, process_set)
+    options = _reducing(name, reduction)
     return _on_tree(_allreduce, options, tensor)
 
 
@@ -88,7 +90,8 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Combine several arrays as one operation, all or none, and return the list of results; else as `allreduce`."""
-    options = _options(process_set, name, resolve_op(op, None), prescale_factor, postscale_factor)
+    reduction = Reduction(resolve_op(op, None), prescale_factor, postscale_factor, process_set)
+    options = _reducing(name, reduction)
     return _on_list(_allreduce, options, tensors)
 
 
@@ -170,7 +173,8 @@ def reducescatter(
     name, prescale_factor, postscale_factor, process_set
         As in `allreduce`, which also tells the errors.
     """
-    options = _options(process_set, name, _scattering(op), prescale_factor, postscale_factor)
+    reduction = Reduction(_scattering(op), prescale_factor, postscale_factor, process_set)
+    options = _reducing(name, reduction)
     return _on_tree(_reducescatter, options, tensor)
 
 
@@ -184,7 +188,8 @@ def grouped_reducescatter(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Reduce and scatter several arrays as one operation, and return the list of shares; else as `reducescatter`."""
-    options = _options(process_set, name, _scattering(op), prescale_factor, postscale_factor)
+    reduction = Reduction(_scattering(op), prescale_factor, postscale_factor, process_set)
+    options = _reducing(name, reduction)
     return _on_list(_reducescatter, options, tensors)
 
 
@@ -314,22 +319,22 @@ _alltoall = _differentiable(_calls.ALLTOALL, _gradient_of_alltoall)
 # ---- arguments -------------------------------------------------------------------------------------------------------
 
 
-def _options(
-    process_set: ProcessSet,
-    name: str | None,
-    op: int | None = None,
-    prescale: Any = 1.0,
-    postscale: Any = 1.0,
-    root: int = 0,
-) -> Options:
+def _options(process_set: ProcessSet, name: str | None, root: int = 0) -> Options:
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name is a string, the same on every rank, not {type(name).__name__}")
-    for factor in (prescale, postscale):
+    return Options(name or None, process_set, root=root)
+
+
+def _reducing(name: str | None, reduction: Reduction) -> Options:
+    factors: tuple[Any, ...] = (reduction.prescale_factor, reduction.postscale_factor)
+    for factor in factors:
         if isinstance(factor, jax.core.Tracer):
             raise TypeError(
                 "prescale_factor and postscale_factor are Python numbers; multiply the array by what is computed."
             )
-    return Options(name or None, process_set, op, float(prescale), float(postscale), root)
+    prescale, postscale = map(float, factors)
+    options = _options(reduction.process_set, name)
+    return replace(options, op=reduction.op, prescale=prescale, postscale=postscale)
 
 
 def _named(options: Options, operands: Arrays) -> Options:

@@ -4,26 +4,26 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from horovod.common._compression import Compressor, NoneCompressor
+from horovod.common._compression import CastCompressor, Compressor, NoneCompressor
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class _CastCompressor(Compressor):
-    sent_as: Any
+class _CastCompressor(CastCompressor):
+    @staticmethod
+    def dtype_of(tensor: Any) -> Any:
+        """The type of an array's elements, or of a number."""
+        return jnp.result_type(tensor)
 
     @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """Return the array in the smaller type if it is of a larger floating one, and its dtype."""
-        dtype = jnp.result_type(tensor)
-        if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize > 2:
-            return jnp.asarray(tensor).astype(cls.sent_as), dtype
-        return tensor, dtype
+    def is_cast(cls, dtype: Any) -> bool:
+        """Whether arrays of this type are sent in the smaller one."""
+        return bool(jnp.issubdtype(dtype, jnp.floating)) and dtype.itemsize > 2
 
-    @classmethod
-    def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        """Return the array in its original dtype; without one (no context) unchanged."""
-        return tensor if ctx is None else tensor.astype(ctx)
+    @staticmethod
+    def cast(tensor: Any, dtype: Any) -> Any:
+        """The array in another type."""
+        return jnp.asarray(tensor).astype(dtype)
 
 
 class FP16Compressor(_CastCompressor):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from horovod.common._compression import Compressor, NoneCompressor
 from horovod.common._ops import Average, resolve_op
 from horovod.common._optimizer_settings import check_arguments
+from horovod.common._reduction import Reduction
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.common.util import split_list
 from horovod.jax import _names
@@ -70,18 +71,15 @@ def allreduce_gradients(
         name = _names.of_call(tuple(leaves)) if _names.is_traced(tuple(leaves)) else None
     elif _names.is_traced(tuple(leaves)):
         name = _names.numbered(name, tuple(leaves))
-    scales = (1.0 / gradient_predivide_factor, gradient_predivide_factor)
+    reduction = Reduction.of_gradients(op, gradient_predivide_factor, process_set)
     pairs = [compression.compress(leaf) for leaf in leaves]
     parts = split_list(pairs, groups) if groups else [pairs]
     reduced: list[Any] = []
     for i, part in enumerate(part for part in parts if part):
         results = grouped_allreduce(
             [sent for sent, _ in part],
-            op=op,
             name=name if name is None or not groups else f"{name}.{i}",
-            prescale_factor=scales[0] if op == Average else 1.0,
-            postscale_factor=scales[1] if op == Average else 1.0,
-            process_set=process_set,
+            **reduction._asdict(),
         )
         contexts = [context for _, context in part]
         reduced += [compression.decompress(*pair) for pair in zip(results, contexts, strict=True)]

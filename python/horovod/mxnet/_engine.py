@@ -21,10 +21,9 @@ from mxnet.base import MXNetError
 
 from horovod._core import registered_process_set
 from horovod.common._c_functions import Operation
-from horovod.common._ops import Sum
+from horovod.common._reduction import Reduction
 from horovod.common._signals import want_handlers_to_run
 from horovod.common.basics import basics, drain_before_leaving
-from horovod.common.process_sets import ProcessSet
 
 if mx.__version__.split(".")[:2] != ["1", "9"]:
     raise ImportError(
@@ -61,12 +60,9 @@ def push(
     name: str,
     inputs: Sequence[Any],
     outputs: Sequence[Any] | None,
-    process_set: ProcessSet,
+    reduction: Reduction,
     priority: int,
     *,
-    op: int = Sum,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
     root_rank: int = 0,
 ) -> None:
     """Push an allreduce or a broadcast of arrays in host memory; without `outputs` it works in place.
@@ -80,13 +76,13 @@ def push(
     """
     operation = Operation(
         kind=kind,
-        reduce_op=op,
-        process_set=registered_process_set(process_set.process_set_id),
+        reduce_op=reduction.op,
+        process_set=registered_process_set(reduction.process_set.process_set_id),
         root=root_rank,
         prefix=prefix.encode(),
         name=name.encode(),
-        prescale=prescale,
-        postscale=postscale,
+        prescale=reduction.prescale_factor,
+        postscale=reduction.postscale_factor,
     )
     handles = ctypes.c_void_p * len(inputs)
     sources = handles(*[array.handle for array in inputs])

@@ -19,6 +19,7 @@ from horovod.common import _waiting
 from horovod.common._collectives import RowCollectives
 from horovod.common._operations import checked_root
 from horovod.common._ops import Adasum, Average, Sum, resolve_op
+from horovod.common._reduction import Reduction
 from horovod.common.basics import basics
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -56,12 +57,9 @@ def _reduced(
     in_place: bool,
     name: str | None,
     priority: int,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    op: int,
+    reduction: Reduction,
 ) -> Sequence[NDArray]:
-    if op == Adasum:
+    if reduction.op == Adasum:
         raise AssertionError("horovod.mxnet does not support op Adasum.")
     if not tensors:
         return tensors
@@ -75,14 +73,11 @@ def _reduced(
     push(
         _core.ALLREDUCE,
         prefix,
-        _named(name, process_set),
+        _named(name, reduction.process_set),
         inputs,
         outputs,
-        process_set,
+        reduction,
         priority,
-        op=op,
-        prescale=prescale,
-        postscale=postscale,
     )
     if not in_place:
         return outputs or [
@@ -134,8 +129,8 @@ def allreduce(
         is not initialised.
     """
     op = resolve_op(op, average)
-    args = (name, priority, prescale_factor, postscale_factor, process_set, op)
-    return _reduced([tensor], False, *args)[0]
+    reduction = Reduction(op, prescale_factor, postscale_factor, process_set)
+    return _reduced([tensor], False, name, priority, reduction)[0]
 
 
 def allreduce_(
@@ -150,8 +145,8 @@ def allreduce_(
 ) -> NDArray:
     """Combine one array of every rank in place and return it; arguments and errors as in `allreduce`."""
     op = resolve_op(op, average)
-    args = (name, priority, prescale_factor, postscale_factor, process_set, op)
-    return _reduced([tensor], True, *args)[0]
+    reduction = Reduction(op, prescale_factor, postscale_factor, process_set)
+    return _reduced([tensor], True, name, priority, reduction)[0]
 
 
 def grouped_allreduce(
@@ -166,8 +161,8 @@ def grouped_allreduce(
 ) -> Sequence[NDArray]:
     """Combine several arrays as one operation, all or none, into a list of new ones; otherwise as `allreduce`."""
     op = resolve_op(op, average)
-    args = (name, priority, prescale_factor, postscale_factor, process_set, op)
-    return _reduced(tensors, False, *args)
+    reduction = Reduction(op, prescale_factor, postscale_factor, process_set)
+    return _reduced(tensors, False, name, priority, reduction)
 
 
 def grouped_allreduce_(
@@ -182,8 +177,8 @@ def grouped_allreduce_(
 ) -> Sequence[NDArray]:
     """Combine several arrays in place as one operation, all or none, and return the list; otherwise as `allreduce`."""
     op = resolve_op(op, average)
-    args = (name, priority, prescale_factor, postscale_factor, process_set, op)
-    return _reduced(tensors, True, *args)
+    reduction = Reduction(op, prescale_factor, postscale_factor, process_set)
+    return _reduced(tensors, True, name, priority, reduction)
 
 
 def broadcast(
@@ -215,7 +210,8 @@ def broadcast_(
     root_rank = checked_root(root_rank)
     host = tensor.copyto(mx.cpu()) if on_gpu(checked(tensor)) else tensor
     prefix, name = "horovod_broadcast", _named(name, process_set)
-    push(_core.BROADCAST, prefix, name, [host], None, process_set, priority, root_rank=root_rank)
+    members = Reduction(Sum, process_set=process_set)
+    push(_core.BROADCAST, prefix, name, [host], None, members, priority, root_rank=root_rank)
     if host is not tensor:
         host.copyto(tensor)
     return tensor

@@ -2,25 +2,26 @@
 
 from typing import Any
 
-from horovod.common._compression import Compressor, NoneCompressor
+import numpy as np
+
+from horovod.common._compression import CastCompressor, Compressor, NoneCompressor
 from horovod.mxnet._arrays import NDArray
 
 __all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class FP16Compressor(Compressor):
+class FP16Compressor(CastCompressor):
     """Sends floating arrays as float16. They are reduced as such, so large sums may overflow."""
 
     @staticmethod
-    def compress(tensor: NDArray) -> tuple[NDArray, Any]:
-        """Return the array as float16 if it is floating, unchanged otherwise, and its dtype."""
-        dtype = tensor.dtype
-        return tensor.astype("float16", copy=False) if "float" in str(dtype) else tensor, dtype
+    def dtype_of(tensor: NDArray) -> str:
+        """The name of the type of an array's elements."""
+        return str(np.dtype(tensor.dtype))
 
     @staticmethod
-    def decompress(tensor: NDArray, ctx: Any) -> NDArray:
-        """Return the array in its original dtype."""
-        return tensor.astype(ctx, copy=False) if "float" in str(ctx) else tensor
+    def cast(tensor: NDArray, dtype: Any) -> NDArray:
+        """The array in another type."""
+        return tensor.astype(dtype, copy=False)
 
 
 class Compression:

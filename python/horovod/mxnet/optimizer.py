@@ -15,6 +15,7 @@ import mxnet as mx
 from horovod.common import _replicas
 from horovod.common._gradient_grouping import fills_its_host
 from horovod.common._ops import Sum
+from horovod.common._reduction import Reduction
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.common.util import split_list
 from horovod.mxnet._arrays import NDArray
@@ -23,17 +24,14 @@ from horovod.mxnet._operations import allreduce_, grouped_allreduce_
 from horovod.mxnet.compression import Compression
 
 
-class _Reduction:
+class _GradientReduction:
     """How gradients travel."""
 
     def __init__(self, predivide: float, num_groups: int, process_set: ProcessSet) -> None:
         self.num_groups = num_groups
         self.process_set = process_set
-        self.options: dict[str, Any] = {
-            "op": Sum,
-            "prescale_factor": 1.0 / predivide,
-            "process_set": process_set,
-        }
+        reduction = Reduction(Sum, prescale_factor=1.0 / predivide, process_set=process_set)
+        self.options = reduction._asdict()
         self.is_active = bool(process_set.included()) and process_set.size() != 1
         self.rescale = predivide / (process_set.size() or 1) if self.is_active else 1.0
         """Factor for `rescale_grad` that makes averages of sums."""
@@ -90,7 +88,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         process_set: ProcessSet = global_process_set,
     ) -> None:
         # Not the base's, whose attributes would hide those of the wrapped optimizer.
-        reduction = _Reduction(gradient_predivide_factor, num_groups, process_set)
+        reduction = _GradientReduction(gradient_predivide_factor, num_groups, process_set)
         first = FirstRound(process_set) if reduction.is_active else None
         self.__dict__.update(_optimizer=optimizer, _reduction=reduction, _first_round=first)
         optimizer.rescale_grad *= reduction.rescale
@@ -196,7 +194,7 @@ class DistributedTrainer(mx.gluon.Trainer):
             raise AssertionError(f"prefix must be a string or None, not {prefix!r}")
         self._compression = compression
         self._prefix = prefix or ""
-        self._reduction = _Reduction(gradient_predivide_factor, num_groups, process_set)
+        self._reduction = _GradientReduction(gradient_predivide_factor, num_groups, process_set)
         self._first_step = _replicas.FirstStep(process_set)
         if isinstance(optimizer, DistributedOptimizer):
             warnings.warn(

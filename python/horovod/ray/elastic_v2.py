@@ -23,6 +23,7 @@ from horovod.ray.adapter import Adapter, BaseParams
 from horovod.ray.strategy import resources_here
 from horovod.ray.utils import name_host
 from horovod.runner import agents, executor
+from horovod.runner._options import JobOptions
 from horovod.runner.elastic.discovery import HostDiscovery
 
 __all__ = ["ElasticAdapter", "ElasticParams", "RayHostDiscovery", "TestDiscovery"]
@@ -427,25 +428,22 @@ class ElasticAdapter(Adapter):
         """The results of `fn(*args, **kwargs)` on the ranks that have finished together."""
         actors = _Actors(self.settings.discovery, self.params, self._variables)
         needed = max(1, self.params.min_workers)
+        options = JobOptions(
+            num_proc=needed,
+            min_num_proc=needed,
+            max_num_proc=self.params.max_workers,
+            reset_limit=self.params.reset_limit,
+            cooldown_range=self.params.cooldown_range,
+            elastic_timeout=self.params.elastic_timeout or None,
+            network_interfaces=sorted(self.settings.nics or ()) or None,
+            is_elastic=True,
+            caller="RayExecutor.run",
+        )
         with contextlib.ExitStack() as stack:
             if callbacks:
                 actors.queue = stack.enter_context(_served(callbacks))
             try:
-                return agents.run_on_agents(
-                    fn,
-                    args or (),
-                    kwargs,
-                    tasks=actors,
-                    num_proc=needed,
-                    min_num_proc=needed,
-                    max_num_proc=self.params.max_workers,
-                    reset_limit=self.params.reset_limit,
-                    cooldown_range=self.params.cooldown_range,
-                    elastic_timeout=self.params.elastic_timeout or None,
-                    network_interfaces=sorted(self.settings.nics or ()) or None,
-                    is_elastic=True,
-                    caller="RayExecutor.run",
-                )
+                return agents.run_job(fn, args or (), kwargs, options, tasks=actors)
             except RuntimeError as error:
                 error.add_note(
                     f"The job needs {needed} workers or more, each with {self.params.cpus_per_worker} CPU and "

@@ -19,6 +19,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from horovod import _core
 from horovod.runner import _payloads
 from horovod.runner._events import FD, Events
+from horovod.runner._options import JobOptions
 from horovod.runner._progress_bar import ProgressBar
 from horovod.runner._worker_error import also_runtime_error
 
@@ -76,24 +77,23 @@ class Watch(Protocol):
 def launch(
     command: list[str],
     content: bytes,
-    is_local: bool,
-    interfaces: list[str],
+    options: JobOptions,
     *,
+    is_local: bool,
     watch: Watch | None = None,
-    streams: Streams = (None, None),
-    caller: str = "horovod.run",
 ) -> tuple[Outcomes, str]:
     """Run the launcher to its end: what the ranks brought, and what the launcher said if it failed."""
     try:
-        payloads = _core.PayloadServer(content, is_local, interfaces)
+        payloads = _core.PayloadServer(content, is_local, options.interfaces)
     except OSError as error:
-        if not interfaces:
+        if not options.interfaces:
             raise
-        raise ValueError(f"{caller}: network_interfaces: {error}") from None
+        raise ValueError(f"{options.caller}: network_interfaces: {error}") from None
     try:
         place = _payloads.Place(payloads.addresses(), payloads.key())
         variables = place.to_environment() if watch is None else watch.environment(place)
         arrivals = _Arrivals(payloads)
+        streams = (options.stdout, options.stderr)
         try:
             exit_status, events = _run_launcher(command, variables, watch, streams, arrivals)
             arrivals.take()
@@ -101,7 +101,7 @@ def launch(
             arrivals.bar.close()
         report = events.report(exit_status)
         if events.was_wrong_call():
-            raise ValueError(f"{caller}: {report}")
+            raise ValueError(f"{options.caller}: {report}")
         return arrivals.outcomes, report
     finally:
         payloads.close()

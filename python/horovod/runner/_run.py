@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from horovod.runner._launching import WorkerTraceback, launch, pickled, results
+from horovod.runner._options import JobOptions
 from horovod.runner.launch import find_horovodrun
 
 __all__ = ["WorkerTraceback", "run"]
@@ -103,50 +104,39 @@ def run(
     if hosts is None and hostfile is None and host_discovery_script is None:
         # In a batch job the launcher would else take the hosts of the allocation.
         hosts = f"localhost:{num_proc}"
-    values = {
-        "-np": num_proc,
-        "--min-np": min_num_proc,
-        "--max-np": max_num_proc,
-        "--slots-per-host": slots,
-        "--reset-limit": reset_limit,
-        "-H": hosts,
-        "--hostfile": hostfile,
-        "--host-discovery-script": host_discovery_script,
-        "--start-timeout": start_timeout,
-        "-p": ssh_port,
-        "-i": ssh_identity_file,
-        "--output-filename": output_filename,
-        "--network-interfaces": ",".join(network_interfaces) if network_interfaces else None,
-    }
-    words: list[str] = []
-    for name, value in values.items():
-        if value is not None:
-            words += [name, str(value)]
-    if cooldown_range is not None:
-        if len(cooldown_range) != 2:
-            raise ValueError(
-                "cooldown_range: expected two numbers of seconds, the first and the longest time for which a host "
-                f"that failed is left alone; got {cooldown_range!r}"
-            )
-        words += ["--blacklist-cooldown-range", *map(str, cooldown_range)]
-    if mpi_args is not None:
-        words.append(f"--mpi-args={mpi_args}")
-    for name, is_on in {
-        "--disable-cache": disable_cache,
-        "--verbose": verbose,
-        "--gloo": use_gloo,
-        "--mpi": use_mpi,
-    }.items():
-        if is_on:
-            words.append(name)
-    elsewhere = hostfile is not None or host_discovery_script is not None
-    is_local = not elsewhere and all(_is_this_host(item) for item in (hosts or "").split(","))
-    python = os.fspath(executable) if executable is not None else sys.executable
-    command = [find_horovodrun(), *words, python, "-m", "horovod.runner.run_task"]
-    outcomes, report = launch(
-        command, pickled(func, args, kwargs), is_local, list(network_interfaces or [])
+    options = JobOptions(
+        num_proc=num_proc,
+        min_num_proc=min_num_proc,
+        max_num_proc=max_num_proc,
+        slots=slots,
+        reset_limit=reset_limit,
+        cooldown_range=cooldown_range,
+        host_discovery_script=host_discovery_script,
+        hosts=hosts,
+        hostfile=hostfile,
+        start_timeout=start_timeout,
+        ssh_port=ssh_port,
+        ssh_identity_file=ssh_identity_file,
+        output_filename=output_filename,
+        disable_cache=disable_cache,
+        verbose=verbose,
+        use_gloo=use_gloo,
+        use_mpi=use_mpi,
+        mpi_args=mpi_args,
+        network_interfaces=network_interfaces,
+        executable=executable,
     )
-    return results(outcomes, report, min_num_proc or num_proc)
+    return _run(pickled(func, args, kwargs), options)
+
+
+def _run(content: bytes, options: JobOptions) -> list[Any]:
+    hosts = (options.hosts or "").split(",")
+    elsewhere = options.hostfile is not None or options.host_discovery_script is not None
+    is_local = not elsewhere and all(_is_this_host(item) for item in hosts)
+    python = sys.executable if options.executable is None else os.fspath(options.executable)
+    command = [find_horovodrun(), *options.words(), python, "-m", "horovod.runner.run_task"]
+    outcomes, report = launch(command, content, options, is_local=is_local)
+    return results(outcomes, report, options.ranks_min)
 
 
 def _whole(name: str, value: Any) -> int:

@@ -23,9 +23,10 @@ from typing import Any, Protocol, TextIO
 from horovod.runner import _payloads
 from horovod.runner._events import Events
 from horovod.runner._launching import Outcomes, launch, pickled, results
+from horovod.runner._options import JobOptions
 from horovod.runner.launch import find_horovodrun
 
-__all__ = ["Invitation", "Tasks", "attend", "launch_on_agents", "run_on_agents"]
+__all__ = ["Invitation", "Tasks", "attend", "run_on_agents"]
 
 _KEY = "HOROVODRUN_AGENTS_KEY"
 _PYTHON = "HOROVODRUN_AGENTS_PYTHON"
@@ -260,9 +261,7 @@ def run_on_agents(
     Exception
         As from `horovod.run`; before all tasks are there, what `tasks.failure()` returned.
     """
-    outcomes, report = launch_on_agents(
-        pickled(func, args, kwargs, caller),
-        tasks=tasks,
+    options = JobOptions(
         num_proc=num_proc,
         min_num_proc=min_num_proc,
         max_num_proc=max_num_proc,
@@ -279,84 +278,52 @@ def run_on_agents(
         executable=executable,
         output_filename=output_filename,
         is_elastic=is_elastic,
-        late=late,
         caller=caller,
     )
-    if is_elastic:
+    return run_job(func, args, kwargs, options, tasks=tasks, late=late)
+
+
+def run_job(
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    options: JobOptions,
+    *,
+    tasks: Tasks,
+    late: Callable[[], BaseException] | None = None,
+) -> list[Any]:
+    """As `run_on_agents`."""
+    content = pickled(func, args, kwargs, options.caller)
+    outcomes, report = launch_on_agents(content, options, tasks=tasks, late=late)
+    wanted = options.num_proc
+    if options.is_elastic:
         # Those who have finished together.
-        needed = min_num_proc or num_proc
         ranks = {rank for rank, outcome in outcomes if outcome.kind == "result"}
-        num_proc = max(needed, next(rank for rank in itertools.count() if rank not in ranks))
-    return results(outcomes, report, num_proc, caller)
+        finished = next(rank for rank in itertools.count() if rank not in ranks)
+        wanted = max(options.ranks_min, finished)
+    return results(outcomes, report, wanted, options.caller)
 
 
 def launch_on_agents(
     content: bytes,
+    options: JobOptions,
     *,
     tasks: Tasks,
-    num_proc: int,
-    min_num_proc: int | None = None,
-    max_num_proc: int | None = None,
-    reset_limit: int | None = None,
-    cooldown_range: Sequence[int] | None = None,
-    elastic_timeout: int | None = None,
-    start_timeout: int | None = None,
-    env: Mapping[str, str] | None = None,
-    stdout: TextIO | None = None,
-    stderr: TextIO | None = None,
-    verbose: bool | int | None = None,
-    network_interfaces: Sequence[str] | None = None,
-    prefix_output_with_timestamp: bool = False,
-    executable: str | os.PathLike[str] | None = None,
-    output_filename: str | os.PathLike[str] | None = None,
-    is_elastic: bool = False,
     late: Callable[[], BaseException] | None = None,
-    caller: str = "horovod.run",
 ) -> tuple[Outcomes, str]:
     """As `run_on_agents`, with a function that is pickled already, to what the ranks bring and the launcher says."""
-    interfaces = list(network_interfaces or [])
-    values = {
-        "-np": num_proc,
-        "--min-np": (min_num_proc or num_proc) if is_elastic else None,
-        "--max-np": max_num_proc,
-        "--reset-limit": reset_limit,
-        "--elastic-timeout": elastic_timeout,
-        "--start-timeout": start_timeout,
-        "--output-filename": output_filename,
-        "--network-interfaces": ",".join(interfaces) or None,
-    }
-    words = ["--dialed-agents"]
-    for name, value in values.items():
-        if value is not None:
-            words += [name, str(value)]
-    if cooldown_range is not None:
-        words += ["--blacklist-cooldown-range", *map(str, cooldown_range)]
-    if verbose:
-        words.append("--verbose")
-    if prefix_output_with_timestamp:
-        words.append("--prefix-output-with-timestamp")
+    least = options.ranks_min if options.is_elastic else None
+    words = dataclasses.replace(options, min_num_proc=least).words()
     # An empty program is the Python of the task.
-    python = "" if executable is None else os.fspath(executable)
-    command = [find_horovodrun(), *words, python, "-m", "horovod.runner.run_task"]
-    needed = min_num_proc or num_proc
-    watch = _Watch(
-        tasks,
-        env or {},
-        needed,
-        is_elastic,
-        checks_python=executable is None,
-        late=late,
-        start_timeout=start_timeout,
-    )
+    python = "" if options.executable is None else os.fspath(options.executable)
+    command = [find_horovodrun(), "--dialed-agents", *words]
     try:
         return launch(
-            command,
+            [*command, python, "-m", "horovod.runner.run_task"],
             content,
-            _are_on_this_host(tasks) and not interfaces,
-            interfaces,
-            watch=watch,
-            streams=(stdout, stderr),
-            caller=caller,
+            options,
+            is_local=_are_on_this_host(tasks) and not options.interfaces,
+            watch=_Watch(tasks, options, late),
         )
     finally:
         tasks.stop()
@@ -371,47 +338,40 @@ class _Watch:
     """Has the tasks started when the launcher listens, and ends the job when none can come any more."""
 
     def __init__(
-        self,
-        tasks: Tasks,
-        env: Mapping[str, str],
-        needed: int,
-        is_elastic: bool,
-        checks_python: bool,
-        late: Callable[[], BaseException] | None,
-        start_timeout: int | None,
+        self, tasks: Tasks, options: JobOptions, late: Callable[[], BaseException] | None
     ) -> None:
         self._tasks = tasks
-        self._env = env
-        self._needed = needed
-        self._is_elastic = is_elastic
-        self._checks_python = checks_python
+        self._options = options
         self._key = secrets.token_hex(32)
         self._late = late
-        self._start_timeout = start_timeout
         self._invited_at: float | None = None
 
     def environment(self, place: _payloads.Place) -> Mapping[str, str]:
-        on_top = {**self._env, **place.to_environment()}
+        on_top = {**(self._options.env or {}), **place.to_environment()}
         variables = {_ON_TOP + name: value for name, value in on_top.items()}
         variables[_KEY] = self._key
         if _are_on_this_host(self._tasks):
             variables[_HOST] = "this"
-        if self._checks_python:
+        if self._options.executable is None:
             variables[_PYTHON] = platform.python_version()
         return variables
 
     def look(self, events: Events) -> None:
+        options = self._options
         if self._invited_at is None:
             if events.addresses is None:
                 return
             self._invited_at = time.monotonic()
-            self._tasks.start(Invitation(tuple(events.addresses), self._key, self._is_elastic))
+            self._tasks.start(Invitation(tuple(events.addresses), self._key, options.is_elastic))
         # Once a job of fixed size has begun the launcher knows best, and so it does when a rank has finished.
-        if events.has_finished or (events.has_started and not self._is_elastic):
+        if events.has_finished or (events.has_started and not options.is_elastic):
             return
-        if len(events.running) < self._needed and (failure := self._tasks.failure()) is not None:
+        if (
+            len(events.running) < options.ranks_min
+            and (failure := self._tasks.failure()) is not None
+        ):
             raise failure
-        if self._late is None or self._start_timeout is None or events.has_started:
+        if self._late is None or options.start_timeout is None or events.has_started:
             return
-        if time.monotonic() - self._invited_at > self._start_timeout:
+        if time.monotonic() - self._invited_at > options.start_timeout:
             raise self._late()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import io
 import itertools
 import os
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from horovod.runner._launching import Outcomes, pickled, results
+from horovod.runner._options import JobOptions
 from horovod.runner.agents import Invitation, launch_on_agents
 from horovod.runner.common.util.timeout import TimeoutException
 from horovod.spark._tasks import Attendance, check_version, explained
@@ -65,30 +67,22 @@ def run_on_connect(
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
-    *,
-    num_proc: int,
-    start_timeout: int,
-    caller: str,
-    stdout: TextIO | None,
-    stderr: TextIO | None,
-    **options: Any,
+    options: JobOptions,
 ) -> list[Any]:
-    """Call `fn` on ranks and return what they returned; `options` are those of `launch_on_agents`."""
+    """Call `fn` on ranks and return what they returned."""
+    caller = options.caller
     content = pickled(fn, args, kwargs, caller)
     if len(content) > _CALL_SIZE_MAX:
         raise ValueError(
             f"{caller}: the function and its arguments take {len(content) >> 20} MiB, and Spark Connect sends at most "
             f"{_CALL_SIZE_MAX >> 20} MiB: put the data where ranks can read it, and give them its place"
         )
-    options["start_timeout"] = start_timeout
-    task = _Task(content, num_proc, caller, time.time() + start_timeout + _CLOCKS_S, options)
-    answer = _Operation(session, task, num_proc, start_timeout, caller).wait()
-    outcomes, report, output = answer
+    outcomes, report, output = _Operation(session, content, options).wait()
     for name, text in output:
-        target = {"stdout": stdout, "stderr": stderr}[name] or getattr(sys, name)
+        target = getattr(options, name) or getattr(sys, name)
         target.write(text)
         target.flush()
-    return results(outcomes, report, num_proc, caller)
+    return results(outcomes, report, options.num_proc, caller)
 
 
 _Answer = tuple[Outcomes, str, list[tuple[str, str]]]
@@ -97,15 +91,16 @@ _Answer = tuple[Outcomes, str, list[tuple[str, str]]]
 class _Operation:
     """The Spark operation of a job, run by a thread so that this one can look at the clock and be interrupted."""
 
-    def __init__(
-        self, session: SparkSession, task: _Task, count: int, start_timeout: int, caller: str
-    ) -> None:
+    def __init__(self, session: SparkSession, content: bytes, options: JobOptions) -> None:
+        assert options.start_timeout is not None
+        expires = time.time() + options.start_timeout + _CLOCKS_S
+        # The streams stay here; the executor's task has its own.
+        self._task = _Task(content, expires, dataclasses.replace(options, stdout=None, stderr=None))
         self._session = session
-        self._task = task
-        self._count = count
-        self._start_timeout = start_timeout
-        self._caller = caller
-        self._tag = f"{caller}.{os.getpid()}.{next(_numbers)}.{secrets.token_hex(4)}"
+        self._count = options.num_proc
+        self._start_timeout = options.start_timeout
+        self._caller = options.caller
+        self._tag = f"{self._caller}.{os.getpid()}.{next(_numbers)}.{secrets.token_hex(4)}"
         self._running = 0
         self._rows: list[Any] = []
         self._error: Exception | None = None
@@ -161,19 +156,10 @@ class _Operation:
 class _Task:
     """The work of a task; of a class, so that an executor without this package says that it is missing."""
 
-    def __init__(
-        self,
-        content: bytes,
-        count: int,
-        caller: str,
-        expires: float,
-        options: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, content: bytes, expires: float, options: JobOptions) -> None:
         from horovod import __version__
 
         self._content = content
-        self._count = count
-        self._caller = caller
         self._expires = expires
         self._options = options
         self._version = __version__
@@ -206,16 +192,11 @@ class _Task:
     def _lead(self, context: Any) -> _Answer:
         output = _Output()
         tasks = _OtherTasks(context, self._version)
+        options = dataclasses.replace(
+            self._options, stdout=output.stream("stdout"), stderr=output.stream("stderr")
+        )
         try:
-            outcomes, report = launch_on_agents(
-                self._content,
-                tasks=tasks,
-                num_proc=self._count,
-                stdout=output.stream("stdout"),
-                stderr=output.stream("stderr"),
-                caller=self._caller,
-                **self._options,
-            )
+            outcomes, report = launch_on_agents(self._content, options, tasks=tasks)
         except Exception as error:
             outcomes, report = [], str(error)
         return outcomes, report, output.parts()

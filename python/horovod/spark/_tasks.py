@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from horovod import __version__
+from horovod.runner._options import JobOptions
 from horovod.runner.agents import Invitation, attend_and_explain
 from horovod.runner.common.util.timeout import TimeoutException
 from horovod.spark.task import GPU_ADDRESSES
@@ -41,23 +42,18 @@ class SparkTasks:
     ----------
     context
         The session's context.
-    count
-        Number of tasks.
-    start_timeout
-        Seconds within which all tasks of a job of fixed size must run, and enough of an elastic one.
-    is_elastic
-        Whether Spark may start a task again while the others go on.
-    caller
-        The function that the user has called, for messages.
+    options
+        Those of the job. Within `start_timeout` all tasks of a job of fixed size must run, and enough of an elastic
+        one, for which Spark may start a task again while the others go on.
     """
 
-    def __init__(
-        self, context: SparkContext, count: int, start_timeout: int, is_elastic: bool, caller: str
-    ) -> None:
+    def __init__(self, context: SparkContext, options: JobOptions) -> None:
+        assert options.start_timeout is not None
+        caller = options.caller
         self._context = context
-        self._count = count
-        self._start_timeout = start_timeout
-        self._is_elastic = is_elastic
+        self._count = options.max_num_proc or options.num_proc
+        self._start_timeout = options.start_timeout
+        self._is_elastic = options.is_elastic
         self._addresses: tuple[str, ...] = ()
         self._caller = caller
         self._group = f"{caller}.{next(_numbers)}"

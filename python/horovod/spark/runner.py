@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import warnings
@@ -9,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from horovod._installation import command
-from horovod.runner.agents import run_on_agents
+from horovod.runner._options import JobOptions
+from horovod.runner.agents import run_job
 from horovod.spark._broadcast import Call
 
 if TYPE_CHECKING:
@@ -84,39 +86,20 @@ def run(
     caller = "horovod.spark.run"
     limit = _seconds("start_timeout", start_timeout, _START_TIMEOUT)
     context = _context(caller)
-    if context is None:
-        return _run_on_connect(
-            fn,
-            args,
-            kwargs,
-            num_proc,
-            limit,
-            caller=caller,
-            env=env,
-            stdout=stdout,
-            stderr=stderr,
-            verbose=verbose >= 2,
-            network_interfaces=list(nics) if nics is not None else None,
-            prefix_output_with_timestamp=prefix_output_with_timestamp,
-            executable=executable,
-        )
-    count = _count("num_proc", num_proc, context.defaultParallelism)
-    return _run(
-        context,
-        fn,
-        args,
-        kwargs,
-        count,
-        limit,
-        caller=caller,
-        env=env,
+    options = JobOptions(
+        num_proc=_count("num_proc", num_proc, 1 if context is None else context.defaultParallelism),
+        start_timeout=limit,
         stdout=stdout,
         stderr=stderr,
         verbose=verbose >= 2,
-        network_interfaces=list(nics) if nics is not None else None,
+        network_interfaces=None if nics is None else list(nics),
         prefix_output_with_timestamp=prefix_output_with_timestamp,
         executable=executable,
+        caller=caller,
     )
+    if context is not None:
+        return _run(context, fn, args, kwargs, env, options)
+    return _run_on_connect(fn, args, kwargs, env, options, has_count=num_proc is not None)
 
 
 def run_elastic(
@@ -181,27 +164,22 @@ def run_elastic(
         raise ValueError(
             f"{caller}: expected min_num_proc <= num_proc <= max_num_proc, got {fewest}, {count} and {most}"
         )
-    return _run(
-        context,
-        fn,
-        args,
-        kwargs,
-        most,
-        _seconds("start_timeout", start_timeout, _START_TIMEOUT),
-        caller=caller,
+    options = JobOptions(
         num_proc=count,
         min_num_proc=fewest,
         max_num_proc=most,
         is_elastic=True,
+        start_timeout=_seconds("start_timeout", start_timeout, _START_TIMEOUT),
         elastic_timeout=_seconds("elastic_timeout", elastic_timeout, _ELASTIC_TIMEOUT),
         reset_limit=reset_limit,
-        env=env,
         stdout=stdout,
         stderr=stderr,
         verbose=verbose >= 2,
-        network_interfaces=list(nics) if nics is not None else None,
+        network_interfaces=None if nics is None else list(nics),
         prefix_output_with_timestamp=prefix_output_with_timestamp,
+        caller=caller,
     )
+    return _run(context, fn, args, kwargs, env, options)
 
 
 def _run(
@@ -209,69 +187,48 @@ def _run(
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
-    tasks: int,
-    start_timeout: int,
-    *,
-    caller: str,
-    num_proc: int | None = None,
-    is_elastic: bool = False,
     env: Mapping[str, str | None] | None,
-    **options: Any,
+    options: JobOptions,
 ) -> list[Any]:
     from horovod.spark._tasks import SparkTasks
 
-    fn, env = _with_environment(fn, env, caller)
-    spark_tasks = SparkTasks(context, tasks, start_timeout, is_elastic, caller)
-    return run_on_agents(
-        Call(fn, args, kwargs),
-        tasks=spark_tasks,
-        num_proc=num_proc or tasks,
-        is_elastic=is_elastic,
-        start_timeout=start_timeout if is_elastic else start_timeout + _LAUNCHER_EXTRA_S,
-        late=spark_tasks.late if is_elastic else None,
-        env=env,
-        caller=caller,
-        **options,
-    )
+    fn, env = _with_environment(fn, env, options.caller)
+    tasks = SparkTasks(context, options)
+    late = tasks.late if options.is_elastic else None
+    limit = options.start_timeout
+    if not options.is_elastic and limit is not None:
+        limit += _LAUNCHER_EXTRA_S
+    options = dataclasses.replace(options, env=env, start_timeout=limit)
+    return run_job(Call(fn, args, kwargs), (), None, options, tasks=tasks, late=late)
 
 
 def _run_on_connect(
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
-    num_proc: int | None,
-    start_timeout: int,
-    *,
-    caller: str,
     env: Mapping[str, str | None] | None,
-    **options: Any,
+    options: JobOptions,
+    *,
+    has_count: bool,
 ) -> list[Any]:
     from horovod.spark._connect import active_session, default_parallelism, run_on_connect
 
-    fn, env = _with_environment(fn, env, caller)
+    fn, env = _with_environment(fn, env, options.caller)
     session = active_session()
     if session is None:
         has_java = "JAVA_HOME" in os.environ or shutil.which("java") is not None
         raise RuntimeError(
-            f"{caller}: Could not find an active SparkContext, nor a session of Spark Connect. Make a SparkSession "
+            f"{options.caller}: Could not find an active SparkContext, nor a session of Spark Connect. "
+            "Make a SparkSession "
             + (
                 "first"
                 if has_java
                 else f"first; that needs {_JAVA}, which is neither on the PATH nor in JAVA_HOME"
             )
         )
-    count = _count("num_proc", num_proc, 1)
-    return run_on_connect(
-        session,
-        fn,
-        args,
-        kwargs,
-        num_proc=default_parallelism(session) if num_proc is None else count,
-        start_timeout=start_timeout,
-        env=env,
-        caller=caller,
-        **options,
-    )
+    count = options.num_proc if has_count else default_parallelism(session)
+    options = dataclasses.replace(options, num_proc=count, env=env)
+    return run_on_connect(session, fn, args, kwargs, options)
 
 
 def _with_environment(

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from horovod import _core
 from horovod.common._ops import Adasum, Average, Sum, resolve_op
+from horovod.common._reduction import Reduction
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import mpi_ops
 from horovod.tensorflow._autograph import unconverted
@@ -61,10 +62,9 @@ def _summed_rows(slices: Any) -> Any:
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def check_reduction(
-    tensors: Sequence[Any], op: int, prescale: float, postscale: float, process_set: ProcessSet
-) -> None:
+def check_reduction(tensors: Sequence[Any], reduction: Reduction) -> None:
     """Raise what the arguments of a reduction deserve; nothing was sent then."""
+    op, prescale, postscale, process_set = reduction
     if op == Adasum and process_set.process_set_id != 0:
         raise NotImplementedError("Adasum does not support non-global process sets yet.")
     if not any(isinstance(tensor, tf.IndexedSlices) for tensor in tensors):
@@ -133,7 +133,8 @@ def allreduce(
         A rank was lost.
     """
     op = resolve_op(op, average)
-    check_reduction([tensor], op, prescale_factor, postscale_factor, process_set)
+    reduction = Reduction(op, prescale_factor, postscale_factor, process_set)
+    check_reduction([tensor], reduction)
     if isinstance(tensor, tf.IndexedSlices):
         with on_device(device_sparse):
             (result,) = _reduced_slices([tensor], op, name, process_set, ignore_name_scope, False)
@@ -143,11 +144,8 @@ def allreduce(
         result = mpi_ops._allreduce(
             sent[0],
             name=name,
-            op=op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
             ignore_name_scope=ignore_name_scope,
-            process_set=process_set,
+            **reduction._asdict(),
         )
         return [result]
 
@@ -184,7 +182,8 @@ def grouped_allreduce(
     if not tensors:
         return tensors
     op = resolve_op(op, average)
-    check_reduction(tensors, op, prescale_factor, postscale_factor, process_set)
+    reduction = Reduction(op, prescale_factor, postscale_factor, process_set)
+    check_reduction(tensors, reduction)
     sparse = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
     dense = [i for i, t in enumerate(tensors) if not isinstance(t, tf.IndexedSlices)]
     results: list[Any] = [None] * len(tensors)
@@ -199,11 +198,8 @@ def grouped_allreduce(
         together: Sequence[Any] = mpi_ops._grouped_allreduce(
             sent,
             name=name,
-            op=op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
             ignore_name_scope=ignore_name_scope,
-            process_set=process_set,
+            **reduction._asdict(),
         )
         return together
 
@@ -237,16 +233,12 @@ def reducescatter(
 
     The others are those of `allreduce`, as are the errors.
     """
+    code = resolve_op(op, None)
+    reduction = Reduction(code, prescale_factor, postscale_factor, process_set)
 
     def reduce(sent: Sequence[Any]) -> Sequence[Any]:
         result = mpi_ops._reducescatter(
-            sent[0],
-            name=name,
-            op=resolve_op(op, None),
-            ignore_name_scope=ignore_name_scope,
-            process_set=process_set,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
+            sent[0], name=name, ignore_name_scope=ignore_name_scope, **reduction._asdict()
         )
         return [result]
 
@@ -267,15 +259,12 @@ def grouped_reducescatter(
     """As `reducescatter`, of several tensors of one dtype as one operation."""
     if not tensors:
         return tensors
+    code = resolve_op(op, None)
+    reduction = Reduction(code, prescale_factor, postscale_factor, process_set)
 
     def reduce(sent: Sequence[Any]) -> Sequence[Any]:
         together: Sequence[Any] = mpi_ops._grouped_reducescatter(
-            sent,
-            name=name,
-            op=resolve_op(op, None),
-            process_set=process_set,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
+            sent, name=name, **reduction._asdict()
         )
         return together
 

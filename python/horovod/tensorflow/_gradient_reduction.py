@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from horovod import _core
 from horovod.common._gradient_grouping import fills_its_host
-from horovod.common._ops import Average
+from horovod.common._reduction import Reduction
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.common.util import split_list
 from horovod.tensorflow import _xla, mpi_ops
@@ -62,9 +62,7 @@ def _make_allreduce_grads_fn(
 
     The others are those of `DistributedGradientTape`.
     """
-    factors = (1.0, 1.0)
-    if op == Average:
-        factors = (1.0 / gradient_predivide_factor, gradient_predivide_factor)
+    reduction = Reduction.of_gradients(op, gradient_predivide_factor, process_set)
     keys: int | list[list[Hashable]] | None
     if groups is None or isinstance(groups, int):
         keys = groups
@@ -74,17 +72,16 @@ def _make_allreduce_grads_fn(
     def reduce_unit(
         grads: Sequence[Any], name: str | None, alone: bool, generic: bool
     ) -> list[Any]:
+        has_dense = any(not isinstance(grad, tf.IndexedSlices) for grad in grads)
+        how = reduction if has_dense else Reduction(op, process_set=process_set)
         options: dict[str, Any] = {
-            "op": op,
             "device_dense": device_dense,
             "device_sparse": device_sparse,
             "compression": compression,
-            "process_set": process_set,
             "name": name,
             "ignore_name_scope": generic,
+            **how._asdict(),
         }
-        if any(not isinstance(grad, tf.IndexedSlices) for grad in grads):
-            options["prescale_factor"], options["postscale_factor"] = factors
         if alone:
             return [allreduce(grads[0], **options)]
         return list(grouped_allreduce(grads, **options))

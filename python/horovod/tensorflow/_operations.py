@@ -72,8 +72,7 @@ def _allreduce(
         tensor,
         name=_graph_name("HorovodAllreduce", name, tensor),
         ignore_name_scope=ignore_name_scope,
-        process_set_id=_set_id(process_set),
-        **_reduction(op, prescale_factor, postscale_factor),
+        **_attributes(op, prescale_factor, postscale_factor, process_set),
     )
 
 
@@ -93,8 +92,7 @@ def _grouped_allreduce(
         tensors,
         name=_graph_name("HorovodGroupedAllreduce", name, tensors[0], tensors[-1]),
         ignore_name_scope=ignore_name_scope,
-        process_set_id=_set_id(process_set),
-        **_reduction(op, prescale_factor, postscale_factor),
+        **_attributes(op, prescale_factor, postscale_factor, process_set),
     )
 
 
@@ -288,8 +286,7 @@ def _reducescatter(
         tensor,
         name=_graph_name("HorovodReducescatter", name, tensor),
         ignore_name_scope=ignore_name_scope,
-        process_set_id=_set_id(process_set),
-        **_reduction(op, prescale_factor, postscale_factor),
+        **_attributes(op, prescale_factor, postscale_factor, process_set),
     )
 
 
@@ -309,8 +306,7 @@ def _grouped_reducescatter(
         tensors,
         name=_graph_name("HorovodGroupedReducescatter", name, tensors[0], tensors[-1]),
         ignore_name_scope=ignore_name_scope,
-        process_set_id=_set_id(process_set),
-        **_reduction(op, prescale_factor, postscale_factor),
+        **_attributes(op, prescale_factor, postscale_factor, process_set),
     )
 
 
@@ -377,10 +373,13 @@ def _graph_name(kind: str, name: str | None, *tensors: Any) -> str | None:
     return "_".join([kind, *known])
 
 
-def _reduction(op: int | str, prescale_factor: float, postscale_factor: float) -> dict[str, Any]:
+def _attributes(
+    op: int | str, prescale_factor: float, postscale_factor: float, process_set: ProcessSet
+) -> dict[str, Any]:
     """Attributes of a reduction. TensorFlow's numbers have 32 bits, so the factors' bits go beside them."""
     prescale, postscale = float(prescale_factor), float(postscale_factor)
     return {
+        "process_set_id": _set_id(process_set),
         "reduce_op": resolve_op(op, None),
         "prescale_factor": prescale,
         "postscale_factor": postscale,

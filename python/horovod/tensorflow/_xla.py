@@ -296,6 +296,21 @@ def _attributes(process_set_id: int, **others: Any) -> dict[str, str]:
     return written | {k: f"0x{struct.pack('>d', v).hex().upper()} : f64" for k, v in floats.items()}
 
 
+def _exact(
+    reduce_op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    prescale_bits: int = 0,
+    postscale_bits: int = 0,
+) -> dict[str, Any]:
+    """The attributes of a reduction, with the factors of 64 bits."""
+    return {
+        "reduce_op": reduce_op,
+        "prescale": _factor(prescale_factor, prescale_bits),
+        "postscale": _factor(postscale_factor, postscale_bits),
+    }
+
+
 def _factor(value: float, bits: int) -> float:
     return float(struct.unpack("<d", struct.pack("<q", bits))[0]) if bits else float(value)
 
@@ -325,17 +340,9 @@ def _grouped_allreduce(
     name: str | None,
     ignore_name_scope: bool,
     process_set_id: int,
-    reduce_op: int,
-    prescale_factor: float,
-    postscale_factor: float,
-    prescale_bits: int = 0,
-    postscale_bits: int = 0,
+    **reduction: Any,
 ) -> list[Any]:
-    scales = {
-        "prescale": _factor(prescale_factor, prescale_bits),
-        "postscale": _factor(postscale_factor, postscale_bits),
-    }
-    attributes = _attributes(process_set_id, reduce_op=reduce_op, **scales)
+    attributes = _attributes(process_set_id, **_exact(**reduction))
     return _allreduce(
         tensors, _Name.of_call("HorovodAllreduce", name, ignore_name_scope), attributes
     )
@@ -407,21 +414,15 @@ def _grouped_reducescatter(
     name: str | None,
     ignore_name_scope: bool,
     process_set_id: int,
-    reduce_op: int,
-    prescale_factor: float,
-    postscale_factor: float,
-    prescale_bits: int = 0,
-    postscale_bits: int = 0,
+    **reduction: Any,
 ) -> list[Any]:
-    scales = {
-        "prescale": _factor(prescale_factor, prescale_bits),
-        "postscale": _factor(postscale_factor, postscale_bits),
-    }
     members = len(_members(process_set_id))
     _require_rows("reducescatter", tensors, members)
     full_name = _Name.of_call("HorovodReducescatter", name, ignore_name_scope)
-    attributes = _attributes(process_set_id, reduce_op=reduce_op, **scales)
-    factor = scales["prescale"] * scales["postscale"] * (members if reduce_op == Sum else 1)
+    exact = _exact(**reduction)
+    attributes = _attributes(process_set_id, **exact)
+    factor = exact["prescale"] * exact["postscale"]
+    factor *= members if exact["reduce_op"] == Sum else 1
 
     def gathered(gradients: list[Any]) -> list[Any]:
         scaled = [g if factor == 1 else g * tf.cast(factor, g.dtype) for g in gradients]

@@ -4,28 +4,25 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.common._compression import Compressor, NoneCompressor
+from horovod.common._compression import CastCompressor, Compressor, NoneCompressor
 
 __all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class FP16Compressor(Compressor):
+class FP16Compressor(CastCompressor):
     """Sends floating tensors as float16. They are reduced as such, so large sums may overflow."""
 
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return the tensor as float16 if it is floating, unchanged otherwise, and its dtype."""
-        dtype = tensor.dtype
-        if dtype.is_floating and dtype != tf.float16:
-            tensor = tf.cast(tensor, tf.float16)
-        return tensor, dtype
+    sent_as = tf.float16
+
+    @classmethod
+    def is_cast(cls, dtype: Any) -> bool:
+        """Whether tensors of this type are sent in the smaller one."""
+        return bool(dtype.is_floating and dtype != tf.float16)
 
     @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return the tensor in its original dtype; without one (no context) unchanged."""
-        if ctx is not None and ctx.is_floating and tensor.dtype != ctx:
-            tensor = tf.cast(tensor, ctx)
-        return tensor
+    def cast(tensor: Any, dtype: Any) -> Any:
+        """The tensor in another type."""
+        return tf.cast(tensor, dtype)
 
 
 class Compression:

@@ -9,6 +9,7 @@ from torch.compiler import is_dynamo_compiling
 from horovod.common._collectives import require_members
 from horovod.common._compression import Compressor, NoneCompressor
 from horovod.common._ops import resolve_op
+from horovod.common._reduction import Reduction
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._autograd import Collective
 from horovod.torch._handles import eagerly, synchronize
@@ -77,12 +78,12 @@ def allreduce_async(
     `allreduce`; those that all ranks share are raised by `synchronize`.
     """
     op = resolve_op(op, average)
-    options = (op, prescale_factor, postscale_factor, process_set)
+    reduction = Reduction(op, prescale_factor, postscale_factor, process_set)
     if is_dynamo_compiling():
-        return eagerly(allreduce_async, tensor, None, name, *options)
+        return eagerly(allreduce_async, tensor, None, name, *reduction)
     if profiler._is_profiler_enabled and is_outermost():
-        return recorded(allreduce_async, tensor, None, name, *options)
-    return collectives.allreduce_async(tensor, None, name, *options)
+        return recorded(allreduce_async, tensor, None, name, *reduction)
+    return collectives.allreduce_async(tensor, None, name, *reduction)
 
 
 def allreduce_(
@@ -130,11 +131,11 @@ def grouped_allreduce_async_(
 ) -> int:
     """Start a `grouped_allreduce_` and return its handle; `synchronize` gives the tuple of the inputs."""
     op = resolve_op(op, average)
-    options = (op, prescale_factor, postscale_factor, process_set)
+    reduction = Reduction(op, prescale_factor, postscale_factor, process_set)
     if is_dynamo_compiling():
-        return eagerly(grouped_allreduce_async_, tensors, None, name, *options)
+        return eagerly(grouped_allreduce_async_, tensors, None, name, *reduction)
     if profiler._is_profiler_enabled and is_outermost():
-        return recorded(grouped_allreduce_async_, tensors, None, name, *options)
+        return recorded(grouped_allreduce_async_, tensors, None, name, *reduction)
     tensors = tuple(tensors)
     require_members(tensors)
     set_id = process_set.process_set_id
@@ -143,7 +144,7 @@ def grouped_allreduce_async_(
     )
     if plain is not None:
         return plain
-    return collectives.grouped_allreduce_async_(tensors, None, name, *options)
+    return collectives.grouped_allreduce_async_(tensors, None, name, *reduction)
 
 
 def grouped_allreduce_async(
@@ -160,12 +161,12 @@ def grouped_allreduce_async(
     Not differentiable.
     """
     op = resolve_op(op, average)
-    options = (op, prescale_factor, postscale_factor, process_set)
+    reduction = Reduction(op, prescale_factor, postscale_factor, process_set)
     if is_dynamo_compiling():
-        return eagerly(grouped_allreduce_async, tensors, None, name, *options)
+        return eagerly(grouped_allreduce_async, tensors, None, name, *reduction)
     if profiler._is_profiler_enabled and is_outermost():
-        return recorded(grouped_allreduce_async, tensors, None, name, *options)
-    return collectives.grouped_allreduce_async(tensors, None, name, *options)
+        return recorded(grouped_allreduce_async, tensors, None, name, *reduction)
+    return collectives.grouped_allreduce_async(tensors, None, name, *reduction)
 
 
 def grouped_allreduce_(
@@ -189,88 +190,57 @@ def grouped_allreduce_(
 
 
 class HorovodAllreduce(Collective):
-    """Differentiable allreduce; the gradient is the same allreduce of the incoming gradient."""
+    """Differentiable allreduce; the gradient is the same allreduce of the incoming gradient.
+
+    Its arguments are those of `allreduce_async`.
+    """
 
     op_at = 3
 
     @staticmethod
-    def run(
-        tensor: torch.Tensor,
-        average: bool | None,
-        name: str | None,
-        op: int | str | None,
-        prescale_factor: float,
-        postscale_factor: float,
-        process_set: ProcessSet,
-    ) -> torch.Tensor:
+    def run(tensor: torch.Tensor, average: Any, name: Any, *reduction: Any) -> torch.Tensor:
         """Reduce into a new tensor."""
-        handle = allreduce_async(
-            tensor, average, name, op, prescale_factor, postscale_factor, process_set
-        )
-        result: torch.Tensor = synchronize(handle)
+        result: torch.Tensor = synchronize(allreduce_async(tensor, average, name, *reduction))
         return result
 
     @staticmethod
     def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         """Keep how it was reduced."""
-        _, average, _, op, *arguments = inputs
-        ctx.op = resolve_op(op, average)
-        ctx.arguments = arguments
+        _, average, _, op, *rest = inputs
+        ctx.reduction = Reduction(resolve_op(op, average), *rest)
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         """Reduce the gradient in the same way."""
-        prescale_factor, postscale_factor, process_set = ctx.arguments
-        grad = allreduce(
-            grad_output,
-            op=ctx.op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            process_set=process_set,
-        )
+        grad = allreduce(grad_output, **ctx.reduction._asdict())
         return grad, None, None, None, None, None, None
 
 
 class HorovodGroupedAllreduce(Collective):
-    """Differentiable grouped allreduce; the gradients are reduced as one group again."""
+    """Differentiable grouped allreduce; the gradients are reduced as one group again.
+
+    Its arguments are those of `grouped_allreduce_async`, with the tensors at the end.
+    """
 
     op_at = 2
 
     @staticmethod
-    def run(
-        average: bool | None,
-        name: str | None,
-        op: int | str | None,
-        prescale_factor: float,
-        postscale_factor: float,
-        process_set: ProcessSet,
-        *tensors: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
+    def run(average: Any, name: Any, *inputs: Any) -> tuple[torch.Tensor, ...]:
         """Reduce into new tensors."""
-        handle = grouped_allreduce_async(
-            tensors, average, name, op, prescale_factor, postscale_factor, process_set
-        )
+        handle = grouped_allreduce_async(inputs[4:], average, name, *inputs[:4])
         result: tuple[torch.Tensor, ...] = synchronize(handle)
         return result
 
     @staticmethod
     def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         """Keep how they were reduced."""
-        average, _, op, *arguments = inputs[:6]
-        ctx.op = resolve_op(op, average)
-        ctx.arguments = arguments
+        average, _, op, *rest = inputs[:6]
+        ctx.reduction = Reduction(resolve_op(op, average), *rest)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
         """Reduce the gradients in the same way."""
-        prescale_factor, postscale_factor, process_set = ctx.arguments
-        grads = grouped_allreduce(
-            grad_outputs,
-            op=ctx.op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            process_set=process_set,
-        )
+        grads = grouped_allreduce(grad_outputs, **ctx.reduction._asdict())
         return (None, None, None, None, None, None, *grads)
 
 
@@ -327,13 +297,13 @@ def allreduce(
     >>> loss = hvd.allreduce(loss.detach(), name="loss").item()
     """
     op = resolve_op(op, average)
-    options = (op, prescale_factor, postscale_factor, process_set)
+    reduction = Reduction(op, prescale_factor, postscale_factor, process_set)
     if is_dynamo_compiling():
-        return eagerly(allreduce, tensor, None, name, compression, *options)
+        return eagerly(allreduce, tensor, None, name, compression, *reduction)
     if profiler._is_profiler_enabled and is_outermost():
-        return recorded(allreduce, tensor, None, name, compression, *options)
+        return recorded(allreduce, tensor, None, name, compression, *reduction)
     compressed, ctx = compression.compress(tensor)
-    reduced = HorovodAllreduce.call(compressed, None, name, *options)
+    reduced = HorovodAllreduce.call(compressed, None, name, *reduction)
     result: torch.Tensor = compression.decompress(reduced, ctx)
     return result
 
@@ -358,13 +328,13 @@ def grouped_allreduce(
     ValueError.
     """
     op = resolve_op(op, average)
-    options = (op, prescale_factor, postscale_factor, process_set)
+    reduction = Reduction(op, prescale_factor, postscale_factor, process_set)
     if is_dynamo_compiling():
-        return eagerly(grouped_allreduce, tensors, None, name, compression, *options)
+        return eagerly(grouped_allreduce, tensors, None, name, compression, *reduction)
     if profiler._is_profiler_enabled and is_outermost():
-        return recorded(grouped_allreduce, tensors, None, name, compression, *options)
+        return recorded(grouped_allreduce, tensors, None, name, compression, *reduction)
     tensors = tuple(tensors)
     require_members(tensors)
     compressed, contexts = zip(*(compression.compress(t) for t in tensors), strict=True)
-    reduced = HorovodGroupedAllreduce.call(None, name, *options, *compressed)
+    reduced = HorovodGroupedAllreduce.call(None, name, *reduction, *compressed)
     return [compression.decompress(t, ctx) for t, ctx in zip(reduced, contexts, strict=True)]

@@ -13,8 +13,8 @@ from torch.compiler import is_dynamo_compiling
 from horovod.common._gradient_grouping import fills_its_host
 from horovod.common._operations import complete_all
 from horovod.common._optimizer_settings import ReduceOptions
+from horovod.common._reduction import Reduction
 from horovod.common.exceptions import DuplicateNameError
-from horovod.common.process_sets import ProcessSet
 from horovod.torch import _sparse
 from horovod.torch._gradient_entries import GradientEntry
 from horovod.torch._gradient_errors import DUPLICATE_NAME
@@ -46,7 +46,8 @@ class Sender:
     def __init__(self, options: ReduceOptions, entries: Sequence[GradientEntry]) -> None:
         self._options = options
         self._entries = entries
-        self._prescale, self._postscale = options.factors()
+        self._reduction = options.reduction()
+        self._keywords = self._reduction._asdict()
         self._uncompressed = options.compression is Compression.none
         self._queued: list[tuple[GradientEntry, torch.Tensor]] = []
         self._queued_bytes = 0
@@ -107,10 +108,7 @@ class Sender:
             handles = allreduce_together_(
                 [grad for _, grad in queued],
                 [entry.name if entry.sent == 1 else entry.wire_name for entry, _ in queued],
-                self._options.op,
-                self._prescale,
-                self._postscale,
-                self._options.process_set,
+                self._reduction,
             )
             self.awaited.extend(handles)
             self._in_flight.extend(partial(synchronize, handle) for handle in handles)
@@ -170,12 +168,7 @@ class Sender:
         ]
         try:
             handle = grouped_allreduce_async_(
-                [tensor for tensor, _ in packed],
-                name=entries[0].wire_name,
-                op=options.op,
-                prescale_factor=self._prescale,
-                postscale_factor=self._postscale,
-                process_set=options.process_set,
+                [tensor for tensor, _ in packed], name=entries[0].wire_name, **self._keywords
             )
         except DuplicateNameError as error:
             error.add_note(DUPLICATE_NAME)
@@ -213,14 +206,7 @@ class Sender:
         options = self._options
         tensor, ctx = options.compression.compress(grad.to_dense() if grad.is_sparse else grad)
         try:
-            handle = allreduce_async_(
-                tensor,
-                name=entry.wire_name,
-                op=options.op,
-                prescale_factor=self._prescale,
-                postscale_factor=self._postscale,
-                process_set=options.process_set,
-            )
+            handle = allreduce_async_(tensor, name=entry.wire_name, **self._keywords)
         except DuplicateNameError as error:
             error.add_note(DUPLICATE_NAME)
             raise
@@ -249,10 +235,7 @@ class Sender:
 def allreduce_together_(
     tensors: list[torch.Tensor],
     names: list[str],
-    op: int,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
+    reduction: Reduction,
 ) -> list[int]:
     """Start one `allreduce_async_` per tensor, of which the other ranks hear at once; return the handles.
 
@@ -261,9 +244,8 @@ def allreduce_together_(
     if is_dynamo_compiling():
         return []
     if profiler._is_profiler_enabled and is_outermost():
-        return recorded(
-            allreduce_together_, tensors, names, op, prescale_factor, postscale_factor, process_set
-        )
+        return recorded(allreduce_together_, tensors, names, reduction)
+    op, prescale_factor, postscale_factor, process_set = reduction
     set_id = process_set.process_set_id
     return allreduce_plain_together(
         tensors, "allreduce", names, op, prescale_factor, postscale_factor, set_id

@@ -9,6 +9,7 @@ from torch.compiler import is_dynamo_compiling
 from horovod.common._collectives import require_members
 from horovod.common._compression import Compressor, NoneCompressor
 from horovod.common._ops import Average, Sum, resolve_op
+from horovod.common._reduction import Reduction
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._allgather import allgather, grouped_allgather
 from horovod.torch._autograd import Collective
@@ -54,85 +55,70 @@ def grouped_reducescatter_async(
     return collectives.grouped_reducescatter_async(tensors, name, *options)
 
 
-def _scaled(
-    grad: torch.Tensor,
-    op: int,
-    process_set: ProcessSet,
-    prescale_factor: float,
-    postscale_factor: float,
-) -> torch.Tensor:
+def _reduction(
+    op: int, process_set: ProcessSet, prescale_factor: float, postscale_factor: float
+) -> Reduction:
+    return Reduction(op, prescale_factor, postscale_factor, process_set)
+
+
+def _scaled(grad: torch.Tensor, reduction: Reduction) -> torch.Tensor:
     """The share's gradient as it is gathered: `Sum` counts the members, `Average` does not."""
-    factor = prescale_factor * postscale_factor
-    if op == Sum:
-        factor *= process_set.size() or 1
+    factor = reduction.prescale_factor * reduction.postscale_factor
+    if reduction.op == Sum:
+        factor *= reduction.process_set.size() or 1
     return grad if factor == 1.0 else grad * factor
 
 
 class HorovodReducescatter(Collective):
-    """Differentiable reducescatter; the gradient is the gathered one, times the members for `Sum`."""
+    """Differentiable reducescatter; the gradient is the gathered one, times the members for `Sum`.
+
+    Its arguments are those of `reducescatter_async`.
+    """
 
     by_rows = True
 
     @staticmethod
-    def run(
-        tensor: torch.Tensor,
-        name: str | None,
-        op: int,
-        process_set: ProcessSet,
-        prescale_factor: float,
-        postscale_factor: float,
-    ) -> torch.Tensor:
+    def run(tensor: torch.Tensor, name: Any, *options: Any) -> torch.Tensor:
         """Reduce into a new tensor."""
-        handle = reducescatter_async(
-            tensor, name, op, process_set, prescale_factor, postscale_factor
-        )
-        result: torch.Tensor = synchronize(handle)
+        result: torch.Tensor = synchronize(reducescatter_async(tensor, name, *options))
         return result
 
     @staticmethod
     def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         """Keep how it was reduced."""
-        _, _, *ctx.arguments = inputs
+        ctx.reduction = _reduction(*inputs[2:])
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         """Gather the gradients of the shares."""
-        grad = _scaled(grad_output, *ctx.arguments)
-        return allgather(grad, process_set=ctx.arguments[1]), None, None, None, None, None
+        grad = _scaled(grad_output, ctx.reduction)
+        grad = allgather(grad, process_set=ctx.reduction.process_set)
+        return grad, None, None, None, None, None
 
 
 class HorovodGroupedReducescatter(Collective):
-    """Differentiable grouped reducescatter; see `HorovodReducescatter`."""
+    """Differentiable grouped reducescatter; see `HorovodReducescatter`. The tensors are the last arguments."""
 
     by_rows = True
 
     @staticmethod
-    def run(
-        name: str | None,
-        op: int,
-        process_set: ProcessSet,
-        prescale_factor: float,
-        postscale_factor: float,
-        *tensors: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
+    def run(name: Any, *inputs: Any) -> tuple[torch.Tensor, ...]:
         """Reduce into new tensors."""
-        handle = grouped_reducescatter_async(
-            tensors, name, op, process_set, prescale_factor, postscale_factor
-        )
+        handle = grouped_reducescatter_async(inputs[4:], name, *inputs[:4])
         result: tuple[torch.Tensor, ...] = synchronize(handle)
         return result
 
     @staticmethod
     def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         """Keep how they were reduced."""
-        _, *ctx.arguments = inputs[:5]
+        ctx.reduction = _reduction(*inputs[1:5])
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
         """Gather the gradients of the shares as one group."""
         grads = grouped_allgather(
-            [_scaled(grad, *ctx.arguments) for grad in grad_outputs],
-            process_set=ctx.arguments[1],
+            [_scaled(grad, ctx.reduction) for grad in grad_outputs],
+            process_set=ctx.reduction.process_set,
         )
         return (None, None, None, None, None, *grads)
 

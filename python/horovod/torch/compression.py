@@ -1,31 +1,26 @@
 """Compression of gradients for the wire: `Compression.none` and `Compression.fp16`."""
 
-from typing import Any
-
 import torch
 
-from horovod.common._compression import Compressor, NoneCompressor
+from horovod.common._compression import CastCompressor, Compressor, NoneCompressor
 
 __all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class FP16Compressor(Compressor):
+class FP16Compressor(CastCompressor):
     """Sends floating tensors as float16. They are reduced as such, so large sums may overflow."""
 
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the tensor as float16 if it is floating, unchanged otherwise, and its dtype."""
-        dtype = tensor.dtype
-        if dtype.is_floating_point and dtype is not torch.float16:
-            tensor = tensor.to(torch.float16)
-        return tensor, dtype
+    sent_as = torch.float16
+
+    @classmethod
+    def is_cast(cls, dtype: torch.dtype) -> bool:
+        """Whether tensors of this type are sent in the smaller one."""
+        return dtype.is_floating_point and dtype is not torch.float16
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Return the tensor in its original dtype; without one (no context) unchanged."""
-        if ctx is not None and ctx.is_floating_point and tensor.dtype is not ctx:
-            tensor = tensor.to(ctx)
-        return tensor
+    def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The tensor in another type."""
+        return tensor.to(dtype)
 
 
 class Compression:
