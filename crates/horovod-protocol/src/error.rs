@@ -6,6 +6,7 @@ use crate::refusal::Refusal;
 use crate::types::Rank;
 use crate::wire::cut_at;
 use std::borrow::Cow;
+use std::sync::Arc;
 
 /// Groups of causes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,12 +55,14 @@ pub enum OpError {
     #[error("{SET_REMOVED_TEXT}")]
     SetRemoved,
     /// The job has stopped in good order.
-    #[error("{}", why.text(*by))]
+    #[error("{}", why.text(*by, pending))]
     Stopped {
         /// The rank that asked for it or is to blame.
         by: Rank,
         /// Why.
         why: StopReason,
+        /// This rank's operations that cannot be carried out any more, as text for the user; empty if it had none.
+        pending: String,
     },
     /// A member of the job was lost; this generation is over.
     #[error("{}", .0.text())]
@@ -120,10 +123,10 @@ pub enum StopReason {
 }
 
 impl StopReason {
-    /// The error text for users; `by` asked for the shutdown or is to blame.
-    fn text(&self, by: Rank) -> String {
+    /// The error text for users; `by` asked for the shutdown or is to blame, `pending` is what this rank had to do.
+    fn text(&self, by: Rank, pending: &str) -> String {
         match self {
-            Self::Left(why) => format!("{SHUTDOWN_TEXT}: {}", left_by(by, *why)),
+            Self::Left(why) => format!("{SHUTDOWN_TEXT}: {}", left_by(by, *why, pending)),
             Self::Stalled { tensor } => format!(
                 "{SHUTDOWN_TEXT}: {by} was stalled: {} waited for it too long.",
                 printable_name(tensor)
@@ -185,20 +188,41 @@ pub const SET_REMOVED_TEXT: &str = "Process set has been removed";
 pub const CACHE_EVICTION_TEXT: &str =
     "A response has been evicted from cache which may indicate reduced performance.";
 
-/// Text after [`SHUTDOWN_TEXT`]: the rank that asked for the shutdown, and its reason.
-fn left_by(rank: Rank, why: Leaving) -> String {
+/// Names listed in an error.
+const NAMES_LISTED_MAX: usize = 3;
+
+/// The names of operations as text for the user: the first few, and how many more there are.
+pub(crate) fn listed(names: &[Arc<str>]) -> String {
+    let shown: Vec<_> = names
+        .iter()
+        .take(NAMES_LISTED_MAX)
+        .map(|name| printable_name(name))
+        .collect();
+    match names.len().saturating_sub(NAMES_LISTED_MAX) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+/// Text after [`SHUTDOWN_TEXT`]: the rank that asked for the shutdown, its reason, and what this rank had to do.
+fn left_by(rank: Rank, why: Leaving, pending: &str) -> String {
+    let here = match pending {
+        "" => String::new(),
+        names => format!(" (this rank: {names})"),
+    };
     match why {
         Leaving::Asked => format!(
-            "{rank} called hvd.shutdown(). Operations that other ranks still had to do cannot be carried out."
+            "{rank} called hvd.shutdown(). Operations that other ranks still had to do{here} cannot be carried out."
         ),
         Leaving::Ended => format!(
-            "the script of {rank} has ended while other ranks still had operations to do. If it only had fewer \
+            "the script of {rank} has ended while other ranks still had operations to do{here}. If it only had fewer \
              batches than the others, let every rank call hvd.join() when it has no more data, which waits for \
              the others. If only some ranks call them, as after `if hvd.rank() == 0`, let all ranks call them."
         ),
         Leaving::Failed => {
             format!(
-                "the script of {rank} has ended with an exception; look at what it has printed."
+                "the script of {rank} has ended with an exception; look at what it has printed. Operations that \
+                 other ranks still had to do{here} cannot be carried out."
             )
         }
     }

@@ -1,7 +1,7 @@
 //! The worker, one rank's side of the negotiation: what it has pending, and what it is told to do.
 
 use crate::action::{ExecItem, Execution, WorkerAction};
-use crate::error::{Leaving, OpError, StopReason, clip};
+use crate::error::{Leaving, OpError, StopReason, clip, listed};
 use crate::limits::PENDING_MAX;
 use crate::local;
 use crate::lookup::{Lookup, Slab};
@@ -139,12 +139,18 @@ impl Worker {
         match &self.state {
             State::Running => {}
             State::Asked(why) => {
-                let (by, why) = (self.cfg.rank, StopReason::Left(*why));
-                return Err(OpError::Stopped { by, why });
+                return Err(OpError::Stopped {
+                    by: self.cfg.rank,
+                    why: StopReason::Left(*why),
+                    pending: String::new(),
+                });
             }
-            State::Stopping { by, why } => {
-                let (by, why) = (*by, why.clone());
-                return Err(OpError::Stopped { by, why });
+            State::Stopping { by, why } | State::Over(OpError::Stopped { by, why, .. }) => {
+                return Err(OpError::Stopped {
+                    by: *by,
+                    why: why.clone(),
+                    pending: listed(&[Arc::from(req.name.as_str())]),
+                });
             }
             State::Over(error) => return Err(error.clone()),
         }

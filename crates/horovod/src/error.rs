@@ -37,12 +37,14 @@ pub enum Error {
     #[error("Horovod has been shut down.")]
     Closed,
     /// The job has stopped in good order, or because its ranks wait for each other in a circle.
-    #[error("{}", OpError::Stopped { by: *by, why: why.clone() })]
+    #[error("{}", OpError::Stopped { by: *by, why: why.clone(), pending: pending.clone() })]
     Stopped {
         /// The rank that asked for it or is to blame.
         by: Rank,
         /// Why.
         why: StopReason,
+        /// This rank's operations that cannot be carried out any more, as text for the user; empty if it had none.
+        pending: String,
     },
     /// A rank was lost, or data are altered on the way to one: this generation is over.
     #[error("{}", OpError::Lost(.0.clone()))]
@@ -84,7 +86,7 @@ impl From<OpError> for Error {
             OpError::DuplicateName { name } => Self::DuplicateName { name },
             OpError::Refused(refusal) => Self::Refused(refusal),
             OpError::SetRemoved => Self::SetRemoved,
-            OpError::Stopped { by, why } => Self::Stopped { by, why },
+            OpError::Stopped { by, why, pending } => Self::Stopped { by, why, pending },
             OpError::Lost(lost) => Self::Lost(lost),
             mistake if mistake.kind() == OpErrorKind::InvalidArgument => {
                 Self::Invalid(mistake.to_string())
@@ -122,6 +124,12 @@ mod tests {
                 why: StopReason::Deadlock {
                     report: "circle".into(),
                 },
+                pending: String::new(),
+            },
+            OpError::Stopped {
+                by,
+                why: StopReason::Left(horovod_protocol::Leaving::Ended),
+                pending: "validation".into(),
             },
             OpError::Lost(Box::new(lost)),
         ] {

@@ -37,3 +37,20 @@ def not_reduced(names: Sequence[str], rank: int, operation: str) -> str:
         "skip_synchronize() then. Where every rank makes the same calls in the same order, backward() returns with "
         "reduced gradients; with optimizer.wait_in_backward = False it never waits. This is said once."
     )
+
+
+def changed_early(names: Sequence[str], passes: int) -> str:
+    """Error text when the script changed these gradients before a step that has to reduce them first."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    cause = (
+        f"fewer than backward_passes_per_step={passes} passes came before the step"
+        if passes > 1
+        else "their backward pass ran inside of no_sync(), or did not wait"
+    )
+    return (
+        f"the gradient of {names[0]!r}{more} was changed after backward(), but is not reduced yet: {cause}. So "
+        "clipping, GradScaler.unscale_ or other changes saw this rank's own gradients, and ranks would differ. Call "
+        "optimizer.synchronize() right after the last backward(), change the gradients then, and take the step inside "
+        "of `with optimizer.skip_synchronize():`. If each rank shall change its own gradients, call synchronize() "
+        "after the change."
+    )

@@ -31,6 +31,7 @@ from horovod.common._gradient_presence import (
 from horovod.common._optimizer_settings import ReduceOptions
 from horovod.common._soft_wait import SoftWait
 from horovod.common.consistency import Watch
+from horovod.torch._early_steps import LeftGradients
 from horovod.torch._exclusive_parameters import refuse_foreign, refuse_shared
 from horovod.torch._gradient_entries import (
     IDLE,
@@ -41,7 +42,7 @@ from horovod.torch._gradient_entries import (
     unwatch,
     zeros_for,
 )
-from horovod.torch._gradient_errors import EXTRA_BACKWARD, NOT_LINEAR, not_reduced
+from horovod.torch._gradient_errors import EXTRA_BACKWARD, NOT_LINEAR, changed_early, not_reduced
 from horovod.torch._gradient_hooks import can_be_watched, passing, queue_callback
 from horovod.torch._gradient_sending import Sender
 from horovod.torch._group_changes import Changes
@@ -81,6 +82,7 @@ class GradientReducer:
         self._presence = GradientPresence(watch, options.process_set)
         self._soft_wait = SoftWait()
         self._in_parts: list[GradientEntry] = []
+        self._left = LeftGradients()
         self._announced: Announcement | None = None
         self._open = 0  # gradients that are not sent, or not any more
         self._repeated = False  # whether one was sent twice in this cycle
@@ -151,6 +153,7 @@ class GradientReducer:
 
     def _let_go(self, entry: GradientEntry) -> None:
         entry.unwatch()
+        self._left.forget(entry)
         if entry.group is not None:
             entry.group.arrived.discard(entry)
         if entry in self._in_parts:
@@ -193,9 +196,9 @@ class GradientReducer:
         return self._touched and not self._agreed
 
     @property
-    def announced(self) -> bool:
-        """Whether the ranks were told of gradients in a `backward()` that did not wait for the answer."""
-        return self._announced is not None
+    def in_flight(self) -> bool:
+        """Whether a `backward()` that did not wait has left gradients or their announcement on the way."""
+        return self._announced is not None or self._sender.in_flight
 
     @property
     def touched(self) -> bool:
@@ -206,6 +209,7 @@ class GradientReducer:
         """Begin a new cycle; what is still in flight is forgotten."""
         self._sender.forget()
         self._in_parts.clear()
+        self._left.clear()
         self._announced = self._end = None
         self._touched = self._unannounced = self._agreed = self.step_skipped = False
         self._repeated = self._reduced = False
@@ -259,6 +263,15 @@ class GradientReducer:
             yield
         finally:
             self._holding -= 1
+        self._note_left()
+
+    def refuse_changed(self, *, is_unscaled: bool = False) -> None:
+        """Raise if the script has changed gradients that `finish` would only reduce now."""
+        changed = self._left.changed()
+        if is_unscaled and not changed:
+            changed = [entry.name for entry in self._entries if entry.param.grad is not None]
+        if changed:
+            raise RuntimeError(changed_early(changed, self.passes))
 
     def finish(self) -> None:
         """Reduce every gradient that exists on any rank and is not reduced yet; wait for all of them.
@@ -278,6 +291,7 @@ class GradientReducer:
         # Others may be in a backward pass still, and tell the rest of theirs only after what they are agreeing upon.
         while not self._agreed:
             self._bring_to_an_end()
+        self._left.clear()
         if self._open and self._options.zero_missing_gradients:
             for entry in self._entries:
                 if entry.param.grad is None and entry.param.requires_grad:
@@ -314,8 +328,11 @@ class GradientReducer:
             raise AssertionError(EXTRA_BACKWARD)
         else:
             self._keep_apart(entry, seen)
-        if queue_callback is None and self._unannounced and self._all_sent():
-            self._end_of_backward()
+        if queue_callback is None:
+            if self._unannounced and self._all_sent():
+                self._end_of_backward()
+            else:
+                self._left.note([entry])
 
     def _all_sent(self) -> bool:
         return all(entry.settled for entry in self._entries if entry.param.requires_grad)
@@ -354,6 +371,12 @@ class GradientReducer:
         except BaseException:
             self.reset()
             raise
+        if self.passes > 1 or self.in_flight:
+            self._note_left()
+
+    def _note_left(self) -> None:
+        in_flight = self.in_flight
+        self._left.note(e for e in self._entries if in_flight or e.state != STARTED)
 
     def _reopen(self, entry: GradientEntry) -> None:
         """Put a gradient aside that was sent, so that the next one is accumulated apart from it."""
@@ -425,6 +448,7 @@ class GradientReducer:
     def _mark_started(self, entry: GradientEntry) -> None:
         entry.state = STARTED
         entry.settled = True
+        self._left.forget(entry)
         entry.is_arriving = False
         entry.passes_left = 0
         entry.sent += 1
@@ -436,6 +460,7 @@ class GradientReducer:
     def wait(self) -> None:
         """Wait for the reductions in flight and put their results in place; raise what failed first."""
         self._sender.wait()
+        self._left.forget_sent()
         if self._in_parts:
             united = [entry for entry in self._in_parts if entry.settled]
             self._in_parts = [entry for entry in self._in_parts if not entry.settled]

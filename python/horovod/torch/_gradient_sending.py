@@ -60,6 +60,11 @@ class Sender:
         self.handed_over = False  # whether the engine got something that was not agreed upon yet
         self.sparse = False  # whether a gradient of this cycle was
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether results are not in place yet."""
+        return bool(self._in_flight or self._queued)
+
     def forget(self) -> None:
         """Begin a new cycle; what is still in flight is forgotten."""
         self._queued.clear()

@@ -27,6 +27,7 @@ from horovod.common._replicas import FirstStep
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._adasum_optimizer import _DistributedAdasumOptimizer
 from horovod.torch._consistency import report_replica, watch_step
+from horovod.torch._early_steps import is_unscaled_by_caller
 from horovod.torch._exclusive_parameters import refuse_foreign
 from horovod.torch._gradient_reducer import GradientReducer
 from horovod.torch._group_changes import Changes
@@ -165,6 +166,7 @@ class _DistributedOptimizer(Wrapped):
                 else:
                     again = True
                 if again and (reducer.touched or not callable(closure)):
+                    reducer.refuse_changed()
                     reducer.finish()
         self._hvd_synchronized = False
         if reducer is not None:
@@ -245,7 +247,8 @@ class _DistributedOptimizer(Wrapped):
         reducer = self._hvd_reducer
         if reducer is not None:
             late = self._hvd_should_synchronize and not self._hvd_synchronized
-            if reducer.announced or (late and reducer.unfinished):
+            if reducer.in_flight or (late and reducer.unfinished):
+                reducer.refuse_changed(is_unscaled=is_unscaled_by_caller(self, depth=1))
                 reducer.finish()
             reducer.step_skipped = True
         inherited = getattr(super(), "_step_supports_amp_scaling", False)
@@ -262,6 +265,7 @@ class _DistributedOptimizer(Wrapped):
             reducer.reset()
             loss = closure()
             if self._hvd_should_synchronize:
+                reducer.refuse_changed()
                 reducer.finish()
                 if isinstance(self, torch.optim.LBFGS):
                     loss = self._hvd_reduced_loss(loss)

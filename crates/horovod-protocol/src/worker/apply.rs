@@ -2,7 +2,7 @@
 
 use super::{Cached, Entry, State, Violation, Worker, WorkerSet};
 use crate::action::{Completion, ExecItem, Execution, WorkerAction};
-use crate::error::{OpError, StopReason};
+use crate::error::{OpError, StopReason, listed};
 use crate::limits::FUSED_ITEMS_MAX;
 use crate::lookup::Lookup;
 use crate::lost::PeerLost;
@@ -428,13 +428,16 @@ impl Worker {
             return;
         }
         let why = why.clone();
-        self.fail_pending(
-            &OpError::Stopped {
-                by,
-                why: why.clone(),
-            },
-            None,
-        );
+        let names: Vec<_> = (self.entries.iter_mut())
+            .filter(|(_, entry)| entry.pending.is_some())
+            .map(|(_, entry)| Arc::clone(&entry.name))
+            .collect();
+        let error = OpError::Stopped {
+            by,
+            why: why.clone(),
+            pending: listed(&names),
+        };
+        self.fail_pending(&error, None);
         self.outbox.clear();
         self.outbox.push(Submission::ShutdownAck, 1);
         self.state = State::Stopping { by, why };
@@ -447,7 +450,8 @@ impl Worker {
                 by,
                 why: why.clone(),
             });
-            self.state = State::Over(OpError::Stopped { by, why });
+            let pending = String::new();
+            self.state = State::Over(OpError::Stopped { by, why, pending });
         }
     }
 

@@ -264,12 +264,26 @@ fn a_shutdown_ends_what_waits_names_its_rank_and_keeps_what_was_agreed() {
         assert!(
             error.to_string().starts_with(SHUTDOWN_TEXT)
                 && error.to_string().contains(": rank 2 called hvd.shutdown()")
+                && error.to_string().contains("(this rank: waiting)"),
+            "{error}"
         );
     }
-    assert_eq!(
-        job.try_submit(1, sum("late", &[1])).unwrap_err().kind(),
-        OpErrorKind::Shutdown
-    );
+    let late = job.try_submit(1, sum("late", &[1])).unwrap_err();
+    assert_eq!(late.kind(), OpErrorKind::Shutdown);
+    assert!(late.to_string().contains("(this rank: late)"), "{late}");
+}
+
+#[test]
+fn a_script_that_has_ended_is_told_with_the_operations_of_the_others() {
+    let mut job = Job::new(2);
+    let waiting: Vec<EntryId> = (0..5)
+        .map(|i| job.submit(1, sum(&format!("validation.{i}"), &[1])))
+        .collect();
+    job.workers[0].shutdown_because(Leaving::Ended);
+    job.settle();
+    let error = job.error(1, waiting[0]).to_string();
+    let named = "(this rank: validation.0, validation.1, validation.2 and 2 more)";
+    assert!(error.contains(named), "{error}");
 }
 
 #[test]
