@@ -226,7 +226,7 @@ def test_arguments_are_checked_and_old_names_work() -> None:
         horovod.run(len, use_gloo=True, use_mpi=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        results = horovod.run(os.getpid, np=2, use_mpi=True, hosts="localhost:4", verbose=1)
+        results = horovod.run(os.getpid, np=2, use_gloo=True, hosts="localhost:4", verbose=1)
     assert len(set(results)) == 2
     assert any(
         issubclass(w.category, DeprecationWarning) and "num_proc" in str(w.message) for w in caught

@@ -41,15 +41,23 @@ const RECHECK: Duration = Duration::from_millis(50);
 
 /// Runs until the job is over; the error says why the agent could not work at all.
 pub(crate) fn run(words: &[OsString]) -> io::Result<()> {
-    match words {
-        [option] if option == dialing::OPTION => {
-            let dialed = dialing::start()?;
+    let dialed = match words {
+        [option] if option == dialing::OPTION => Some(dialing::start()?),
+        [option] if option == dialing::STARTED_BY_MPI => Some(dialing::start_from_mpi()?),
+        _ => None,
+    };
+    match dialed {
+        Some(dialed) => {
             let (stdin, stdout) = (dialed.file()?, dialed.file()?);
-            let result = run_on(stdin, stdout, Some(dialed.task), dialed.python);
+            let (task, python) = (dialed.task.clone(), dialed.python.clone());
+            let result = run_on(stdin, stdout, Some(task), python);
+            if dialed.is_of_mpi {
+                dialed.await_hang_up()?;
+            }
             dialed.connection.close(HANG_UP_LIMIT);
             result
         }
-        _ => {
+        None => {
             // Duplicates without a buffer or lock of the standard library in between.
             let stdin = File::from(io::stdin().as_fd().try_clone_to_owned()?);
             let stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);

@@ -12,6 +12,7 @@ use horovod_settings::{self as settings, ProcessEnvironment};
 use crate::allocation::{self, Allocation};
 pub use crate::completion::Shell;
 use crate::config_file;
+pub use crate::mpi::{MpiOptions, Starter};
 pub use crate::options::ElasticOptions;
 use crate::options::{self, OptionSpec};
 use crate::stdin;
@@ -60,6 +61,8 @@ pub struct Options {
     pub config_file: Option<PathBuf>,
     /// Agents dial the launcher.
     pub dialed: bool,
+    /// Whether MPI's launcher starts the ranks.
+    pub mpi: MpiOptions,
     /// The allocation of the batch system's job around this process, when the command line names no hosts.
     pub allocation: Option<Allocation>,
     /// One line for each thing that was accepted but means nothing here.
@@ -203,6 +206,8 @@ fn complete(mut options: Options) -> Result<Options, UsageError> {
     if options.command.is_empty() {
         return refuse("no command given: what should each process run?");
     }
+    let notes = options.mpi.check(options.elastic.is_on(), options.dialed);
+    options.notes.extend(notes.map_err(UsageError)?);
     let is_one = options.num_proc == Some(1) && !options.elastic.is_on();
     if !is_one && stdin::gives_script(&options.command) {
         return refuse(

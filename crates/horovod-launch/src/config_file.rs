@@ -296,6 +296,7 @@ fn nearest(key: &str) -> String {
 mod tests {
     use super::*;
     use crate::args::parse;
+    use crate::mpi::Starter;
 
     fn with_file(yaml: &str, words: &str) -> Result<Options, String> {
         let folder = std::env::temp_dir().join(format!(
@@ -434,6 +435,7 @@ mod tests {
             ]
         );
         assert_eq!(options.notes, [""; 0]);
+        assert_eq!(options.mpi.starter, Starter::Own);
     }
 
     #[test]
@@ -476,9 +478,9 @@ mod tests {
             "",
         )
         .expect("valid");
-        assert_eq!(options.notes.len(), 3, "{:?}", options.notes);
+        assert_eq!(options.notes.len(), 2, "{:?}", options.notes);
         assert!(options.notes[1].contains("did you mean params.cycle_time_ms?"));
-        assert!(options.notes[2].starts_with("--mpi: ranks talk over"));
+        assert_eq!(options.mpi.starter, Starter::Mpi);
     }
 
     #[test]

@@ -11,10 +11,11 @@ use horovod_transport::agents::Server;
 use crate::args::Options;
 use crate::events::Event;
 use crate::frames::{DialedTask, FromAgent, Variables};
-use crate::hosts::{self, Host, HostsError, Placement};
+use crate::hosts::{self, Host, HostSlot, HostsError, Placement};
 use crate::io::{Interest, wait};
 use crate::launch::LaunchError;
 use crate::link::{HostLink, Stage};
+use crate::mpi::Started;
 use crate::output::Output;
 use crate::rendezvous::Reach;
 use crate::signals::Signals;
@@ -34,7 +35,17 @@ pub(crate) fn listen(options: &Options) -> Result<Server, LaunchError> {
                 .to_owned(),
         )
     })?;
-    let bind = Reach::of(are_on_this_host(options)).addresses(&options.network_interfaces)?;
+    let reach = Reach::of(are_on_this_host(options));
+    listen_on(reach, &options.network_interfaces, key)
+}
+
+/// Listens for agents that have this key.
+pub(crate) fn listen_on(
+    reach: Reach,
+    interfaces: &[String],
+    key: JobKey,
+) -> Result<Server, LaunchError> {
+    let bind = reach.addresses(interfaces)?;
     let heartbeat = environment::heartbeat_s();
     let silence_max = heartbeat.map(|s| Duration::from_secs(s.into()).max(SILENCE_MIN));
     let ports = environment::ports().map_err(|error| LaunchError::Wrong(error.to_string()))?;
@@ -128,6 +139,57 @@ fn places(tasks: &BTreeMap<u32, DialedTask>) -> Result<BTreeMap<u32, Placement>,
     Ok(of_tasks.collect())
 }
 
+/// The place of each task whose index is its rank.
+fn places_of_ranks(tasks: &BTreeMap<u32, DialedTask>) -> BTreeMap<u32, Placement> {
+    let mut by_host: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
+    for (rank, task) in tasks {
+        by_host.entry(&task.host).or_default().push(*rank);
+    }
+    // Hosts in the order of their first ranks.
+    let mut groups: Vec<&Vec<u32>> = by_host.values().collect();
+    groups.sort();
+    let place = |(rank, task): (&u32, &DialedTask)| {
+        let of_host = &by_host[task.host.as_str()];
+        let local = of_host.iter().position(|other| other == rank);
+        let local = local.unwrap_or_default();
+        let with_local = groups.iter().filter(|group| group.len() > local);
+        let before = with_local.clone().take_while(|group| **group != of_host);
+        let slot = HostSlot {
+            rank: *rank,
+            size: tasks.len() as u32,
+            local_rank: local as u32,
+            local_size: of_host.len() as u32,
+            cross_rank: before.count() as u32,
+            cross_size: with_local.count() as u32,
+        };
+        let host = Host {
+            name: task.host_name.clone(),
+            slots: 1,
+        };
+        let slots = vec![slot];
+        (*rank, Placement { host, slots })
+    };
+    tasks.iter().map(place).collect()
+}
+
+/// Which rank a task gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// The ranks of a host follow each other.
+    HostsTogether,
+    /// That of its index, as its starter has numbered it.
+    Indexes,
+}
+
+/// Agents that are to come.
+pub(crate) struct Expected<'a> {
+    pub(crate) size: u32,
+    pub(crate) within: Duration,
+    pub(crate) order: Order,
+    /// A child of this process that starts them.
+    pub(crate) started: Option<&'a mut Started>,
+}
+
 /// How waiting for agents has ended.
 pub(crate) enum Gathered {
     /// All are there, in the order of ranks.
@@ -138,16 +200,16 @@ pub(crate) enum Gathered {
     Failed(String),
 }
 
-/// Waits until an agent of each of `size` tasks has come and said who it is.
+/// Waits until an agent of each task has come and said who it is.
 pub(crate) fn gather(
     server: &Server,
-    size: u32,
-    within: Duration,
+    mut expected: Expected<'_>,
     output: &mut Output,
     signals: &mut Signals,
     is_verbose: bool,
 ) -> Result<Gathered, LaunchError> {
-    let deadline = Instant::now() + within;
+    let size = expected.size;
+    let deadline = Instant::now() + expected.within;
     let mut links: Vec<HostLink> = Vec::new();
     loop {
         let mut interests = vec![
@@ -158,6 +220,7 @@ pub(crate) fn gather(
         for link in &links {
             interests.extend(link.interests(true));
         }
+        interests.extend(expected.started.as_ref().map(|started| started.interest()));
         wait(&interests, Some(deadline))?;
         if let Some(signal) = signals.take().first() {
             return Ok(Gathered::Interrupted(*signal));
@@ -191,10 +254,19 @@ pub(crate) fn gather(
             .map(|task| (task.index, task))
             .collect();
         if tasks.len() == size as usize {
-            return place_all(links, &tasks).map(Gathered::All);
+            let places = match expected.order {
+                Order::HostsTogether => places(&tasks)?,
+                Order::Indexes => places_of_ranks(&tasks),
+            };
+            return Ok(Gathered::All(place_all(links, places)));
+        }
+        if let Some(started) = &mut expected.started
+            && let Some(why) = started.failure()
+        {
+            return Ok(Gathered::Failed(why));
         }
         if Instant::now() >= deadline {
-            return Ok(Gathered::Failed(shortage(size, &tasks, within)));
+            return Ok(Gathered::Failed(shortage(&expected, &tasks)));
         }
     }
 }
@@ -244,11 +316,7 @@ fn drop_outdated(links: &mut [HostLink]) {
     }
 }
 
-fn place_all(
-    links: Vec<HostLink>,
-    tasks: &BTreeMap<u32, DialedTask>,
-) -> Result<Vec<HostLink>, LaunchError> {
-    let mut places = places(tasks)?;
+fn place_all(links: Vec<HostLink>, mut places: BTreeMap<u32, Placement>) -> Vec<HostLink> {
     let mut placed = Vec::new();
     for mut link in links {
         let index = link.task.as_ref().map(|task| task.index);
@@ -261,10 +329,11 @@ fn place_all(
         }
     }
     placed.sort_by_key(|link| link.placement.slots.first().map(|slot| slot.rank));
-    Ok(placed)
+    placed
 }
 
-fn shortage(size: u32, tasks: &BTreeMap<u32, DialedTask>, within: Duration) -> String {
+fn shortage(expected: &Expected<'_>, tasks: &BTreeMap<u32, DialedTask>) -> String {
+    let size = expected.size;
     let missing = (0..size).filter(|index| !tasks.contains_key(index));
     let missing: Vec<String> = missing.map(|index| index.to_string()).collect();
     let more = missing.len().saturating_sub(NAMED_MAX);
@@ -273,12 +342,18 @@ fn shortage(size: u32, tasks: &BTreeMap<u32, DialedTask>, within: Duration) -> S
         names.push_str(&format!(" and {more} more"));
     }
     let plural = if missing.len() == 1 { "" } else { "s" };
-    format!(
-        "{} of {size} tasks have come within {} s, missing: task{plural} {names}; are there too few free slots? Give \
-         them more time with start_timeout, or ask for fewer with num_proc",
-        tasks.len(),
-        within.as_secs()
-    )
+    let (come, seconds) = (tasks.len(), expected.within.as_secs());
+    match &expected.started {
+        None => format!(
+            "{come} of {size} tasks have come within {seconds} s, missing: task{plural} {names}; are there too few \
+             free slots? Give them more time with start_timeout, or ask for fewer with num_proc"
+        ),
+        Some(started) => format!(
+            "{come} of {size} ranks have come within {seconds} s (see --start-timeout), missing: rank{plural} \
+             {names}{}",
+            started.said()
+        ),
+    }
 }
 
 /// Tells whoever starts the agents where they can dial.
@@ -326,6 +401,34 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_of_mpi_stays_what_its_launcher_calls_it() {
+        let tasks = ["a", "b", "a", "b", "a"].into_iter().zip(0..);
+        let tasks: BTreeMap<u32, DialedTask> = tasks
+            .map(|(host, index)| (index, task(index, 0, host)))
+            .collect();
+        let places = places_of_ranks(&tasks);
+        for (rank, local, local_size, cross, cross_size) in [
+            (0, 0, 3, 0, 2),
+            (1, 0, 2, 1, 2),
+            (2, 1, 3, 0, 2),
+            (3, 1, 2, 1, 2),
+            (4, 2, 3, 0, 1),
+        ] {
+            let slot = places[&rank].slots[0];
+            let expected = HostSlot {
+                rank,
+                size: 5,
+                local_rank: local,
+                local_size,
+                cross_rank: cross,
+                cross_size,
+            };
+            assert_eq!(slot, expected, "rank {rank}");
+        }
+        assert_eq!(places[&3].host.name, "b");
+    }
+
+    #[test]
     fn names_tell_later_attempts() {
         assert_eq!(name_of(&task(3, 0, "h")), "h[task 3]");
         assert_eq!(name_of(&task(3, 2, "h")), "h[task 3, attempt 2]");
@@ -334,12 +437,18 @@ mod tests {
     #[test]
     fn too_few_tasks_are_counted_and_the_missing_named() {
         let tasks = BTreeMap::from([(1, task(1, 0, "h"))]);
-        let text = shortage(3, &tasks, Duration::from_secs(9));
+        let of = |size| Expected {
+            size,
+            within: Duration::from_secs(9),
+            order: Order::HostsTogether,
+            started: None,
+        };
+        let text = shortage(&of(3), &tasks);
         assert!(
             text.starts_with("1 of 3 tasks have come within 9 s, missing: tasks 0, 2;"),
             "{text}"
         );
-        let text = shortage(20, &tasks, Duration::from_secs(9));
+        let text = shortage(&of(20), &tasks);
         assert!(text.contains("9, 10 and 9 more;"), "{text}");
     }
 

@@ -21,6 +21,10 @@ use crate::platform;
 
 /// The word after the agent's subcommand.
 pub(crate) const OPTION: &str = "--dial";
+/// The same for an agent that MPI's launcher has started: the environment says whom to dial.
+pub(crate) const STARTED_BY_MPI: &str = "--dial-from-mpi";
+/// How long such an agent tries to reach the launcher.
+const DIAL_LIMIT: Duration = Duration::from_secs(30);
 /// Longest text that the parent says.
 const WORDS_BYTES_MAX: u64 = 1 << 20;
 
@@ -59,13 +63,8 @@ impl Instructions {
             let wrong = |error| format!("{name}={value}: {error}");
             value.parse().map_err(wrong)
         };
-        let addresses = text("addresses")?;
-        let addresses = addresses.split(',').map(|at| {
-            at.parse()
-                .map_err(|_| format!("addresses: {at:?} is not ip:port"))
-        });
         Ok(Self {
-            addresses: addresses.collect::<Result<_, _>>()?,
+            addresses: parse_addresses(&text("addresses")?)?,
             key: JobKey::from_hex(&text("key")?).ok_or("the key is not 64 hex digits")?,
             index: number("index", text("index")?)?,
             attempt: number("attempt", text("attempt")?)?,
@@ -78,6 +77,23 @@ impl Instructions {
                 0 => Tries::WhileItMayHelp,
                 _ => Tries::WholeTime,
             },
+        })
+    }
+
+    /// From the environment of a process that MPI's launcher has started.
+    fn of_mpi() -> Result<Self, String> {
+        let (key, addresses) = environment::agent_of_mpi()?;
+        Ok(Self {
+            addresses: parse_addresses(&addresses)?,
+            key: JobKey::from_hex(&key).ok_or("the key is not 64 hex digits")?,
+            index: environment::rank_of_mpi()?,
+            attempt: 0,
+            host: String::new(),
+            python: OsString::new(),
+            python_version: String::new(),
+            parent: std::os::unix::process::parent_id(),
+            timeout: DIAL_LIMIT,
+            tries: Tries::WhileItMayHelp,
         })
     }
 
@@ -98,8 +114,18 @@ impl Instructions {
     }
 }
 
+fn parse_addresses(text: &str) -> Result<Vec<SocketAddr>, String> {
+    let parse = |at: &str| {
+        at.parse()
+            .map_err(|_| format!("addresses: {at:?} is not ip:port"))
+    };
+    text.split(',').map(parse).collect()
+}
+
 /// The connection to the launcher, and what the agent says of itself.
 pub(crate) struct Dialed {
+    /// It has to stay until all others may end.
+    pub(crate) is_of_mpi: bool,
     pub(crate) connection: Connection,
     pub(crate) task: DialedTask,
     pub(crate) python: OsString,
@@ -109,6 +135,17 @@ pub(crate) struct Dialed {
 pub(crate) fn start() -> io::Result<Dialed> {
     let stdin = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let instructions = Instructions::read(&stdin).map_err(io::Error::other)?;
+    start_as(instructions, Some(stdin))
+}
+
+/// Does what the environment of a process of MPI's launcher says.
+pub(crate) fn start_from_mpi() -> io::Result<Dialed> {
+    // Its standard input ends whenever that launcher likes.
+    start_as(Instructions::of_mpi().map_err(io::Error::other)?, None)
+}
+
+fn start_as(instructions: Instructions, stdin: Option<File>) -> io::Result<Dialed> {
+    let is_of_mpi = stdin.is_none();
     let parent = platform::watch_parent(instructions.parent);
     let connection = dial(
         &instructions.addresses,
@@ -124,8 +161,9 @@ pub(crate) fn start() -> io::Result<Dialed> {
     let stream = connection.stream.try_clone()?;
     std::thread::Builder::new()
         .name("parent-watch".into())
-        .spawn(move || watch(&stdin, parent, &stream))?;
+        .spawn(move || watch(stdin.as_ref(), parent, &stream))?;
     Ok(Dialed {
+        is_of_mpi,
         connection,
         task: instructions.task(),
         python: instructions.python,
@@ -133,6 +171,16 @@ pub(crate) fn start() -> io::Result<Dialed> {
 }
 
 impl Dialed {
+    /// Waits until the launcher hangs up. Some launchers of MPI end all others after the first process that is gone.
+    pub(crate) fn await_hang_up(&self) -> io::Result<()> {
+        let mut file = self.file()?;
+        let mut buffer = [0; 4096];
+        while read_some(&mut file, &mut buffer) != Got::End {
+            wait(&[Interest::read(file.as_fd())], None)?;
+        }
+        Ok(())
+    }
+
     /// The stream as a file.
     pub(crate) fn file(&self) -> io::Result<File> {
         Ok(OwnedFd::from(self.connection.stream.try_clone()?).into())
@@ -140,16 +188,19 @@ impl Dialed {
 }
 
 /// Hangs up once the parent has ended: the agent takes it for the launcher's end.
-fn watch(mut stdin: &File, parent: Option<OwnedFd>, stream: &UnixStream) {
-    loop {
+fn watch(stdin: Option<&File>, parent: Option<OwnedFd>, stream: &UnixStream) {
+    while stdin.is_some() || parent.is_some() {
         // A child of the parent may hold the pipe, too, and outlive it.
-        let interests = std::iter::once(stdin.as_fd())
+        let interests = stdin
+            .iter()
+            .map(AsFd::as_fd)
             .chain(parent.as_ref().map(AsFd::as_fd))
             .map(Interest::read)
             .collect::<Vec<_>>();
         let _ = wait(&interests, None);
         let has_ended = parent.as_ref().is_some_and(|fd| is_readable(fd.as_fd()));
-        if has_ended || read_some(&mut stdin, &mut [0; 64]) == Got::End {
+        let is_let_go = |mut stdin: &File| read_some(&mut stdin, &mut [0; 64]) == Got::End;
+        if has_ended || stdin.is_some_and(is_let_go) {
             let _ = stream.shutdown(Shutdown::Both);
             return;
         }

@@ -6,11 +6,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::args::Options;
-use crate::dialed::{self, Gathered};
+use crate::dialed::{self, Expected, Gathered, Order};
 use crate::events::Events;
 use crate::hosts::{self, Host, Placement};
 use crate::job::{Job, State};
 use crate::link::HostLink;
+use crate::mpi::{self, Starter};
 use crate::output::Output;
 use crate::remote::{self, Ssh};
 use crate::rendezvous::{Reach, Rendezvous, RendezvousError};
@@ -73,6 +74,9 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
     if options.elastic.is_on() {
         return elastic::run(options, events);
     }
+    if options.mpi.starter != Starter::Own {
+        return mpi::run(options, events);
+    }
     if options.dialed {
         return run_dialed(options, events);
     }
@@ -83,10 +87,7 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
     // From here on Ctrl-C ends things in order.
     let signals = Signals::watch()?;
     parent_watch::watch();
-    let mut output = Output::new(size, options.prefix_timestamp)?;
-    output.show_log(options)?;
-    output.show_ranks(options.output_ranks.clone());
-    output.show_events(events);
+    let mut output = start_output(options, size, events)?;
 
     let hosts: Vec<&Host> = placements.iter().map(|placement| &placement.host).collect();
     let are_local = remote::are_local(&hosts, start_timeout);
@@ -101,11 +102,7 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
     if options.verbose {
         describe_plan(&mut output, options, &placements, &are_local, &rendezvous);
     }
-    let cwd = std::env::current_dir().map_err(|error| {
-        LaunchError::Other(format!(
-            "the working directory cannot be found (was it removed?): {error}"
-        ))
-    })?;
+    let cwd = working_directory()?;
     let now = Instant::now();
     let links = open_links(placements, &are_local, &ssh)?;
     let job = Job {
@@ -121,33 +118,65 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
     Ok(job.run()?)
 }
 
-/// Runs the job on agents that dial.
-fn run_dialed(options: &Options, events: &Events) -> Result<u8, LaunchError> {
-    let size = options.num_proc.unwrap_or(1);
-    let server = dialed::listen(options)?;
-    let start_timeout = start_timeout_of(options);
-    let mut signals = Signals::watch()?;
-    parent_watch::watch();
+/// Where the ranks' output goes.
+pub(crate) fn start_output(
+    options: &Options,
+    size: u32,
+    events: &Events,
+) -> Result<Output, LaunchError> {
     let mut output = Output::new(size, options.prefix_timestamp)?;
     output.show_log(options)?;
     output.show_ranks(options.output_ranks.clone());
     output.show_events(events);
+    Ok(output)
+}
+
+/// That of the launcher, for ranks on other hosts.
+pub(crate) fn working_directory() -> Result<PathBuf, LaunchError> {
+    std::env::current_dir().map_err(|error| {
+        LaunchError::Other(format!(
+            "the working directory cannot be found (was it removed?): {error}"
+        ))
+    })
+}
+
+/// Runs the job on agents that dial.
+fn run_dialed(options: &Options, events: &Events) -> Result<u8, LaunchError> {
+    let size = options.num_proc.unwrap_or(1);
+    let server = dialed::listen(options)?;
+    let mut signals = Signals::watch()?;
+    parent_watch::watch();
+    let mut output = start_output(options, size, events)?;
     dialed::announce(&output, &server);
-    let gathered = dialed::gather(
-        &server,
+    let expected = Expected {
         size,
-        start_timeout,
-        &mut output,
-        &mut signals,
-        options.verbose,
-    )?;
+        within: start_timeout_of(options),
+        order: Order::HostsTogether,
+        started: None,
+    };
+    let verbose = options.verbose;
+    let gathered = dialed::gather(&server, expected, &mut output, &mut signals, verbose)?;
+    // Nobody else is expected.
+    drop(server);
+    // The directory of each executor is used.
+    run_gathered(options, output, signals, gathered, PathBuf::new())
+}
+
+/// Runs the job on the agents that have come.
+pub(crate) fn run_gathered(
+    options: &Options,
+    output: Output,
+    signals: Signals,
+    gathered: Gathered,
+    cwd: PathBuf,
+) -> Result<u8, LaunchError> {
+    let size = options.num_proc.unwrap_or(1);
+    let start_timeout = start_timeout_of(options);
     let (links, early) = match gathered {
         Gathered::All(links) => (links, None),
         Gathered::Interrupted(signal) => (Vec::new(), Some(Err(signal))),
         Gathered::Failed(why) => (Vec::new(), Some(Ok(why))),
     };
-    // Nobody else is expected.
-    drop(server);
     let own = horovod_transport::host_identity(&environment::hostname());
     let mut tasks = links.iter().filter_map(|link| link.task.as_ref());
     let all_here = tasks.all(|task| task.host == own);
@@ -166,8 +195,7 @@ fn run_dialed(options: &Options, events: &Events) -> Result<u8, LaunchError> {
         rendezvous,
         links,
         start_timeout,
-        // That of each executor is used.
-        cwd: PathBuf::new(),
+        cwd,
         state,
     };
     Ok(job.run()?)

@@ -6,6 +6,7 @@ returned MPI is not called again. Processes exchange JSON, which is no code: a s
 
 import dataclasses
 import hashlib
+import importlib.util
 import itertools
 import json
 import logging
@@ -48,6 +49,17 @@ def _loaded() -> Any:
 def is_loaded() -> bool:
     """Whether the script has imported `mpi4py.MPI`."""
     return _loaded() is not None
+
+
+def is_installed() -> bool:
+    """Whether mpi4py can be found; it is not imported, since that initialises MPI."""
+    return is_loaded() or importlib.util.find_spec("mpi4py") is not None
+
+
+def is_enabled() -> bool:
+    """Whether a launcher of MPI started this process, and mpi4py is installed."""
+    launcher = _core.launcher()
+    return launcher is not None and launcher[4] and is_installed()
 
 
 def is_communicator(thing: Any) -> bool:

@@ -382,12 +382,15 @@ class HorovodBasics:
         return _mpi.threads_supported()
 
     def mpi_enabled(self) -> bool:
-        """False: the ranks talk over Horovod's own transport."""
-        return False
+        """Whether a launcher of MPI started this process, and mpi4py is there for communicators.
+
+        Tensors take Horovod's own transport in any case.
+        """
+        return _mpi.is_enabled()
 
     def mpi_built(self) -> bool:
-        """False: MPI is not used."""
-        return False
+        """Whether mpi4py is installed, whose communicators `init` and `ProcessSet` accept."""
+        return _mpi.is_installed()
 
     def gloo_enabled(self) -> bool:
         """True, also before `init`: the built-in transport stands where Gloo was."""

@@ -87,7 +87,7 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Whether Horovod can use MPI."""
+    """Whether communicators of MPI can be used: mpi4py is installed."""
     del verbose
     return basics.mpi_built()
 

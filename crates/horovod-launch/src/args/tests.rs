@@ -241,14 +241,11 @@ fn what_means_nothing_here_is_accepted_with_a_note() {
             .collect();
         assert_eq!(found, knobs, "{option}");
     }
-    notes("--mpi", "own transport", &[]);
-    notes("--jsrun", "own transport", &[]);
-    notes("--mpi-args=--map-by", "MPI is not used", &[]);
-    notes("--binding-args=--bind-to", "not pinned", &[]);
-    notes("--tcp", "TCP in any case", &[("NCCL_IB_DISABLE", "1")]);
+    notes("--mpi-args=--map-by", "without --mpi", &[]);
+    notes("--binding-args=--bind-to", "without --mpi", &[]);
     notes(
         "--mpi-threads-disable",
-        "MPI is not used",
+        "MPI carries no tensors",
         &[("HOROVOD_MPI_THREADS_DISABLE", "1")],
     );
     notes(
@@ -273,6 +270,24 @@ fn what_means_nothing_here_is_accepted_with_a_note() {
     assert_eq!(
         run("-np 1 --gloo --disable-cache x").expect("valid").notes,
         [""; 0]
+    );
+}
+
+#[test]
+fn processes_are_started_by_whom_the_options_say() {
+    let of = |words: &str| run(&format!("-np 2 {words} x")).expect(words);
+    assert_eq!(of("--mpi").mpi.starter, Starter::Mpi);
+    assert_eq!(of("--jsrun").mpi.starter, Starter::Jsrun);
+    assert_eq!(of("--gloo").mpi.starter, Starter::Own);
+    let words = ["-np", "2", "--mpi", "--tcp", "--mpi-args=-x A", "x"].map(OsString::from);
+    let options = parse(&words).expect("valid");
+    assert_eq!(options.mpi.args.as_deref(), Some("-x A"));
+    assert!(options.mpi.tcp);
+    assert_eq!(options.notes, [""; 0]);
+    fails("-np 2 --mpi --min-np 1 x", "cannot come and go");
+    fails(
+        "-np 2 --jsrun --dialed-agents x",
+        "not allowed with argument --dialed-agents",
     );
 }
 

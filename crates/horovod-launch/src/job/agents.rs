@@ -9,6 +9,7 @@ use crate::events::Event;
 use crate::frames::{FromAgent, JobSpec, RankSpec, Stop, ToAgent, Variables};
 use crate::launch::terminate_timeout_of;
 use crate::link::Stage;
+use crate::mpi::Starter;
 use crate::rendezvous::Rendezvous;
 use crate::report::Cause;
 use crate::{dialed, environment, remote, threads};
@@ -20,7 +21,11 @@ pub(crate) fn spec(
     cwd: &Path,
     is_local: bool,
 ) -> JobSpec {
-    let mut env = environment::forwarded(is_local);
+    let is_mpi = options.mpi.starter != Starter::Own;
+    let mut env = match is_mpi {
+        true => environment::forwarded_to_mpi(),
+        false => environment::forwarded(is_local),
+    };
     let of_job = environment::of_job(
         rendezvous.addresses(),
         &rendezvous.key(),
@@ -33,6 +38,7 @@ pub(crate) fn spec(
         on_top.extend(of_job);
     } else {
         env.extend(of_job);
+        env.extend(is_mpi.then(environment::controller_is_mpi));
     }
     JobSpec {
         inherit_env: !is_local,
@@ -106,7 +112,10 @@ impl Job<'_> {
             }
             FromAgent::Done => {
                 self.links[index].stage = Stage::Done;
-                self.links[index].hang_up();
+                // Agents that MPI's launcher has started end together, after the job.
+                if self.options.mpi.starter == Starter::Own {
+                    self.links[index].hang_up();
+                }
             }
             FromAgent::Unreached(report) => {
                 if self.is_of(index, report.rank()) {

@@ -7,12 +7,12 @@ use super::{
 };
 use crate::args::{Shell, text};
 use crate::hosts::without_last_comma;
+use crate::mpi::Starter;
 use horovod_doctor::Form as DoctorForm;
 
 const GENERAL: &str = "general";
 const HOSTS: &str = "hosts";
 const OUTPUT: &str = "output";
-const OWN_TRANSPORT: &str = "ranks talk over this package's own transport, the only one; neither MPI nor its launcher is used";
 
 pub(super) static OPTIONS: &[OptionSpec] = &[
     option(
@@ -185,21 +185,46 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
     option(
         HOSTS,
         &["--mpi"],
-        Action::Flag(|_| ()),
-        "accepted with a note: the same transport is used",
+        Action::Flag(|o| o.mpi.starter = Starter::Mpi),
+        "start the ranks with the mpirun on PATH; tensors take the same transport",
     )
     .only("controller")
-    .file("controller", Form::Words)
-    .note(OWN_TRANSPORT),
+    .file("controller", Form::Words),
     option(
         HOSTS,
         &["--jsrun"],
-        Action::Flag(|_| ()),
-        "accepted with a note: the same transport is used",
+        Action::Flag(|o| o.mpi.starter = Starter::Jsrun),
+        "start the ranks with LSF's jsrun; tensors take the same transport",
     )
     .only("controller")
-    .file("controller", Form::Words)
-    .note(OWN_TRANSPORT),
+    .file("controller", Form::Words),
+    option(
+        HOSTS,
+        &["--mpi-args"],
+        Action::Value("ARGS", |o, v| {
+            o.mpi.args = Some(text(v)?.to_owned());
+            Ok(())
+        }),
+        "further arguments of mpirun, or of jsrun's --smpiargs; use --mpi-args='...'",
+    ),
+    option(
+        HOSTS,
+        &["--binding-args"],
+        Action::Value("ARGS", |o, v| {
+            o.mpi.binding = Some(text(v)?.to_owned());
+            Ok(())
+        }),
+        "arguments of mpirun or jsrun in place of those about processors",
+    ),
+    option(
+        HOSTS,
+        &["--tcp"],
+        Action::Flag(|o| {
+            o.mpi.tcp = true;
+            o.knobs.push(("NCCL_IB_DISABLE", "1".to_owned()));
+        }),
+        "no InfiniBand for NCCL, and -tcp for Spectrum MPI",
+    ),
     option(
         OUTPUT,
         &["--output-filename"],

@@ -9,7 +9,7 @@ const TUNING: &str = "settings of the ranks";
 
 const MPI_THREADS_DISABLE: &str = "HOROVOD_MPI_THREADS_DISABLE";
 const MPI_THREADS_KEY: &str = "library_options.mpi_threads_disable";
-const NO_MPI: &str = "no effect, MPI is not used";
+const NO_MPI: &str = "no effect, MPI carries no tensors";
 
 /// A value for a setting.
 const fn value(
@@ -309,27 +309,6 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
     .file(MPI_THREADS_KEY, Form::Is(false))
     .hide()
     .note(NO_MPI),
-    option(
-        TUNING,
-        &["--mpi-args"],
-        Action::Value("ARGS", |_, _| Ok(())),
-        "arguments of mpirun",
-    )
-    .note(NO_MPI),
-    option(
-        TUNING,
-        &["--binding-args"],
-        Action::Value("ARGS", |_, _| Ok(())),
-        "how mpirun pins processes",
-    )
-    .note("no effect, ranks are not pinned to processors"),
-    option(
-        TUNING,
-        &["--tcp"],
-        Action::Sets("NCCL_IB_DISABLE", "1"),
-        "TCP instead of InfiniBand",
-    )
-    .note("Horovod's own links are TCP in any case; NCCL_IB_DISABLE=1 is set, for tensors on GPUs"),
     option(
         TUNING,
         &["--num-nccl-streams"],

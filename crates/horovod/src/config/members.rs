@@ -12,6 +12,9 @@ use super::{Config, Environment};
 use crate::bootstrap;
 use crate::error::Error;
 
+/// Set to `mpi` by `horovodrun --mpi` and `--jsrun`.
+const CONTROLLER: &str = "HOROVOD_CONTROLLER";
+
 /// Which processes form the job.
 #[derive(Clone, Debug, Default)]
 pub enum Members {
@@ -160,7 +163,7 @@ impl Launcher {
                 rank: settings::RANK.read(env)?,
                 size: settings::SIZE.read(env)?,
                 size_variable: settings::SIZE.name,
-                starts_mpi: false,
+                starts_mpi: env.get(CONTROLLER).as_deref() == Some("mpi"),
             }));
         }
         let started = detect(env)?;

@@ -1,0 +1,274 @@
+//! Jobs whose processes MPI's launcher starts, or jsrun: each of these is an agent of one rank, which dials this launcher.
+//!
+//! The launcher of MPI starts processes and gives them what MPI needs; the agents do the rest, as on other hosts. The
+//! key of the agents travels in the environment, never on a command line.
+
+mod family;
+mod words;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use horovod_transport::JobKey;
+use rustix::process::{Pid, Signal, kill_process};
+
+use self::family::Family;
+use crate::args::Options;
+use crate::dialed::{self, Expected, Gathered, Order};
+use crate::events::Events;
+use crate::frames::ExitStatus;
+use crate::hosts::{self, Host};
+use crate::io::{Got, Interest, read_some, set_nonblocking, wait};
+use crate::launch::{
+    LaunchError, run_gathered, start_output, start_timeout_of, wanted_hosts, working_directory,
+};
+use crate::rendezvous::Reach;
+use crate::report::Cause;
+use crate::signals::Signals;
+use crate::{environment, parent_watch, remote};
+
+/// Bytes of the launcher's own words that are kept.
+const WORDS_BYTES_MAX: usize = 8 << 10;
+/// How long it may take to end after all agents have, and after SIGTERM.
+const END_LIMIT: Duration = Duration::from_secs(10);
+/// Between two looks at whether it has ended.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// Program that starts the processes of a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Starter {
+    /// This launcher: through ssh where needed.
+    #[default]
+    Own,
+    /// That of the MPI on `PATH`.
+    Mpi,
+    /// LSF's.
+    Jsrun,
+}
+
+/// Options about MPI's launcher.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MpiOptions {
+    /// Program that starts the processes.
+    pub starter: Starter,
+    /// Its further words, as typed.
+    pub args: Option<String>,
+    /// Words in place of its usual ones about processors, as typed.
+    pub binding: Option<String>,
+    /// TCP for MPI's messages, where its launcher has an option for that.
+    pub tcp: bool,
+}
+
+impl MpiOptions {
+    /// Notes on options that have no effect; the error names those that exclude each other.
+    pub(crate) fn check(&self, is_elastic: bool, is_dialed: bool) -> Result<Vec<String>, String> {
+        let mut notes = Vec::new();
+        let name = match self.starter {
+            Starter::Own => {
+                for (option, is_given) in [
+                    ("--mpi-args", self.args.is_some()),
+                    ("--binding-args", self.binding.is_some()),
+                ] {
+                    if is_given {
+                        notes.push(format!("{option}: no effect without --mpi or --jsrun"));
+                    }
+                }
+                return Ok(notes);
+            }
+            Starter::Mpi => "--mpi",
+            Starter::Jsrun => "--jsrun",
+        };
+        if is_elastic {
+            return Err(format!(
+                "argument {name}: processes of MPI cannot come and go: leave it out for an elastic job, or leave out \
+                 --min-np, --max-np and --host-discovery-script"
+            ));
+        }
+        if is_dialed {
+            return Err(format!(
+                "argument {name}: not allowed with argument --dialed-agents"
+            ));
+        }
+        Ok(notes)
+    }
+}
+
+/// Runs the job; the exit code.
+pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError> {
+    let size = options.num_proc.unwrap_or(1);
+    let placements = hosts::assign(&wanted_hosts(options, size)?, size)?;
+    let hosts: Vec<Host> = placements
+        .iter()
+        .map(|placement| Host {
+            name: placement.host.name.clone(),
+            slots: placement.slots.len() as u32,
+        })
+        .collect();
+    let family = Family::find(options.mpi.starter)?;
+    let line = family.line(options, &hosts, &std::env::current_exe()?)?;
+    let start_timeout = start_timeout_of(options);
+    let mut signals = Signals::watch()?;
+    parent_watch::watch();
+    let mut output = start_output(options, size, events)?;
+    let are_local = remote::are_local(&hosts.iter().collect::<Vec<_>>(), start_timeout);
+    let reach = Reach::of(are_local.iter().all(|local| *local));
+    let key = JobKey::random()?;
+    let server = dialed::listen_on(reach, &options.network_interfaces, key.clone())?;
+    if options.verbose {
+        let text = line.to_string();
+        output.note(&format!("horovodrun: {family} starts the ranks: {text}"));
+    }
+    let mut command = line.command();
+    command.envs(environment::of_agents(
+        &key.to_hex(),
+        &dialed::addresses(&server),
+    ));
+    let mut started = Started::start(family.to_string(), command)?;
+    let expected = Expected {
+        size,
+        within: start_timeout,
+        order: Order::Indexes,
+        started: Some(&mut started),
+    };
+    let gathered = dialed::gather(
+        &server,
+        expected,
+        &mut output,
+        &mut signals,
+        options.verbose,
+    )?;
+    // Nobody else is expected.
+    drop(server);
+    if matches!(gathered, Gathered::All(_)) {
+        started.drain()?;
+    } else {
+        started.end(Some(Signal::TERM));
+    }
+    let result = run_gathered(options, output, signals, gathered, working_directory()?);
+    started.end(None);
+    result
+}
+
+/// MPI's launcher as a child of this process.
+pub(crate) struct Started {
+    name: String,
+    child: Child,
+    said: Arc<File>,
+    words: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Started {
+    fn start(name: String, mut command: Command) -> Result<Self, LaunchError> {
+        let cannot = |error| LaunchError::Cannot {
+            what: format!("{name} cannot be started"),
+            error,
+        };
+        let (reader, writer) = io::pipe().map_err(cannot)?;
+        let child = command
+            // Away from the terminal's group: Ctrl-C is this launcher's to pass on.
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(writer.try_clone().map_err(cannot)?)
+            .stderr(writer)
+            .spawn()
+            .map_err(cannot)?;
+        // The command holds copies of the pipe's end for writing.
+        drop(command);
+        let said = File::from(OwnedFd::from(reader));
+        set_nonblocking(&said)?;
+        Ok(Self {
+            name,
+            child,
+            said: Arc::new(said),
+            words: Arc::default(),
+        })
+    }
+
+    /// When to look after it again.
+    pub(crate) fn interest(&self) -> Interest<'_> {
+        Interest::read(self.said.as_fd())
+    }
+
+    /// Why no more agents come, once it has ended.
+    pub(crate) fn failure(&mut self) -> Option<String> {
+        if !read(&self.said, &self.words) {
+            return None;
+        }
+        self.end(None);
+        let status = self.child.try_wait().ok().flatten().map(ExitStatus::from);
+        let how = status.map_or_else(|| "ended".to_owned(), |status| Cause::Exit(status).text());
+        Some(format!(
+            "{} {how} before all processes were there{}",
+            self.name,
+            self.said()
+        ))
+    }
+
+    /// Its own words, for the end of a message.
+    pub(crate) fn said(&self) -> String {
+        let words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = String::from_utf8_lossy(&words);
+        let lines = text.lines().map(str::trim);
+        let lines: Vec<&str> = lines
+            .filter(|line| !line.chars().all(|c| "-=".contains(c)))
+            .collect();
+        match lines.is_empty() {
+            true => String::new(),
+            false => format!("; its output: {}", lines.join(" ")),
+        }
+    }
+
+    /// Goes on reading in a thread of its own, so that a full pipe never stops it.
+    fn drain(&self) -> io::Result<()> {
+        let (said, words) = (Arc::clone(&self.said), Arc::clone(&self.words));
+        let thread = std::thread::Builder::new().name("mpi".to_owned());
+        thread.spawn(move || {
+            while !read(&said, &words) {
+                let _ = wait(&[Interest::read(said.as_fd())], None);
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Waits for its end after this signal, then after SIGTERM, then kills it.
+    fn end(&mut self, first: Option<Signal>) {
+        for signal in [first, Some(Signal::TERM)] {
+            let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+            if let (Some(signal), Some(pid)) = (signal, pid) {
+                let _ = kill_process(pid, signal);
+            }
+            let deadline = Instant::now() + END_LIMIT;
+            while Instant::now() < deadline {
+                if !matches!(self.child.try_wait(), Ok(None)) {
+                    return;
+                }
+                let _ = wait(&[], Some(Instant::now() + LOOK_AGAIN));
+            }
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Keeps the end of what is there; whether all has been read.
+fn read(said: &File, words: &Mutex<Vec<u8>>) -> bool {
+    let mut buffer = [0; 4096];
+    let mut said = said;
+    loop {
+        match read_some(&mut said, &mut buffer) {
+            Got::Bytes(count) => {
+                let mut words = words.lock().unwrap_or_else(PoisonError::into_inner);
+                words.extend_from_slice(&buffer[..count]);
+                let surplus = words.len().saturating_sub(WORDS_BYTES_MAX);
+                words.drain(..surplus);
+            }
+            Got::Nothing => return false,
+            Got::End => return true,
+        }
+    }
+}
