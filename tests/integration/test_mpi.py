@@ -7,11 +7,11 @@ import re
 import subprocess
 import sys
 
-import mpi_libraries
 import pytest
-from mpi_libraries import LIBRARIES, Mpi
 
 import harness
+import mpi_libraries
+from mpi_libraries import LIBRARIES, Mpi
 
 # The original's documentation has these two, verbatim but for the framework.
 README = """

@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from mpi_libraries import LIBRARIES, Mpi, find
 
 import harness
 import horovod
+from mpi_libraries import LIBRARIES, Mpi, find
 
 KEY = "HOROVODRUN_AGENTS_KEY"
 ADDRESSES = "HOROVODRUN_AGENTS_ADDRESSES"

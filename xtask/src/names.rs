@@ -67,7 +67,7 @@ const FADING: &[(&str, &str, usize)] = &[
     ("heard", "received, handled", 26),
     ("say", "send, note, print", 54),
     ("says", "sends, prints", 22),
-    ("said", "sent, output, text", 212),
+    ("said", "sent, output, text", 231),
     ("look", "poll, check, search", 112),
     ("looks", "polls, checks", 26),
     ("looked", "polled, checked", 14),
