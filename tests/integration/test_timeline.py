@@ -110,3 +110,12 @@ print(f"rank {hvd.rank()} is process {os.getpid()}", flush=True)
     os.kill(pids[str(victim)], signal.SIGKILL)
     job.fail()
     assert len(read(path)) > 1000
+
+
+def test_a_timeline_in_a_folder_that_does_not_exist_is_refused_at_the_start(jobs, tmp_path) -> None:
+    file = tmp_path / "missing" / "t.json"
+    started = tmp_path / "started"
+    job = jobs(harness.horovodrun(2, ["touch", str(started)], "--timeline-filename", str(file)))
+    assert job.fail() == 1
+    assert f"the folder {file.parent} of the timeline" in job.stderr
+    assert not started.exists()

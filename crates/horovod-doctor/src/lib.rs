@@ -25,7 +25,7 @@ pub use check_build::{BuildReport, check_build};
 pub use examiner::Examiner;
 pub use gather::{Place, Variables, output_of};
 pub use json::Json;
-pub use preflight::{Missing, check_command};
+pub use preflight::{Missing, check_command, check_timeline};
 pub use render::{Form, Report};
 pub use talk::{Answer, Question};
 pub use visit::{Agents, Job, News, examine};

@@ -42,6 +42,23 @@ pub fn check_command(
     Ok(())
 }
 
+/// `Err` if the timeline's file cannot be made, because its folder does not exist; `None` and `DYNAMIC` name no file.
+pub fn check_timeline(file: Option<&OsStr>, cwd: &Path) -> Result<(), Missing> {
+    let named = file.filter(|file| !file.is_empty() && *file != "DYNAMIC");
+    let Some(folder) = named.and_then(|file| Path::new(file).parent()) else {
+        return Ok(());
+    };
+    if cwd.join(folder).is_dir() {
+        return Ok(());
+    }
+    let why = format!(
+        "the folder {} of the timeline (--timeline-filename, HOROVOD_TIMELINE) does not exist: create it, or name a \
+         file in another folder",
+        folder.display()
+    );
+    missing(1, why)
+}
+
 fn find_program(program: &OsStr, cwd: &Path, path: Option<&OsStr>) -> Result<(), Missing> {
     let shown = program.to_string_lossy();
     if program.as_bytes().contains(&b'/') {
@@ -141,6 +158,18 @@ mod tests {
         check("bash -c run.sh", None);
         check("python-config x", None);
         check("./train x", None);
+    }
+
+    #[test]
+    fn a_timeline_needs_its_folder() {
+        let check = |file: &str| check_timeline(Some(OsStr::new(file)), Path::new("/"));
+        let error = check("/no/such/t.json").expect_err("no folder").why;
+        assert!(error.contains("the folder /no/such of the timeline"));
+        assert!(check("no/t.json").is_err(), "below the working directory");
+        for well in ["t.json", "/tmp/t.json", "tmp/t.json", "DYNAMIC", ""] {
+            assert_eq!(check(well), Ok(()), "{well}");
+        }
+        assert_eq!(check_timeline(None, Path::new("/")), Ok(()));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use horovod_doctor::check_command;
+use horovod_doctor::{check_command, check_timeline};
 use horovod_transport::unreached::post::Post;
 
 use crate::doctor::agent::Examined;
@@ -330,13 +330,16 @@ impl Agent {
                 .map(|post| environment::of_post(post.name()));
             spec.env.extend(post);
         }
-        let path = job
-            .env
-            .iter()
-            .rev()
-            .find(|(name, _)| name == "PATH")
-            .map(|(_, value)| value);
-        let answer = match check_command(&job.command, &job.cwd, path.map(OsString::as_os_str)) {
+        let value = |wanted: &str| {
+            let found = job.env.iter().rev().find(|(name, _)| name == wanted);
+            found.map(|(_, value)| value.as_os_str())
+        };
+        // Rank 0 writes the timeline. In an elastic job it may be anywhere.
+        let timeline = job.ranks.iter().any(|spec| spec.rank == 0 && !job.is_open);
+        let timeline = timeline.then(|| value("HOROVOD_TIMELINE")).flatten();
+        let checked = check_command(&job.command, &job.cwd, value("PATH"))
+            .and_then(|()| check_timeline(timeline, &job.cwd));
+        let answer = match checked {
             Ok(()) => FromAgent::Ready,
             Err(missing) => FromAgent::Refused {
                 code: missing.code,

@@ -83,17 +83,20 @@ fn bash() -> String {
     format!(
         "# bash completion of horovodrun: eval \"$(horovodrun --completion bash)\"\n\
          _horovodrun() {{\n    \
-             local cur=${{COMP_WORDS[COMP_CWORD]}} at\n    \
+             local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD - 1]}} at\n    \
              COMPREPLY=()\n    \
+             # Bash makes three words of --option=value.\n    \
+             if [[ $cur == = ]]; then cur=; elif [[ $prev == = ]]; then prev=${{COMP_WORDS[COMP_CWORD - 2]}}; fi\n    \
              # Behind the first word that is no option the command's own words stand: files are completed.\n    \
              for ((at = 1; at < COMP_CWORD; at++)); do\n        \
                  case ${{COMP_WORDS[at]}} in\n            \
-                     {valued}) ((at++)) ;;\n            \
+                     {valued}) [[ ${{COMP_WORDS[at + 1]}} == = ]] && ((at++)); ((at++)) ;;\n            \
+                     =) ;;\n            \
                      -*) ;;\n            \
                      *) return ;;\n        \
                  esac\n    \
              done\n    \
-             case ${{COMP_WORDS[COMP_CWORD - 1]}} in\n\
+             case $prev in\n\
              {of_values}        \
                  {valued}) return ;;\n    \
              esac\n    \
@@ -184,5 +187,38 @@ mod tests {
             );
             assert!(script.contains("TRACE"), "the words of an option's setting");
         }
+    }
+
+    /// The completions that bash finds for a line whose words are these, the last of which is being written.
+    fn in_bash(words: &str) -> Option<String> {
+        let test = format!(
+            "{}\nCOMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _horovodrun; echo \"${{COMPREPLY[*]}}\"",
+            script(Shell::Bash)
+        );
+        let run = std::process::Command::new("bash")
+            .args(["-c", &test])
+            .output()
+            .ok()?;
+        Some(String::from_utf8_lossy(&run.stdout).trim().to_owned())
+    }
+
+    #[test]
+    fn bash_completes_values_and_options_behind_an_equals_sign() {
+        // As `COMP_WORDBREAKS` has it, `=` is a word.
+        let Some(words) = in_bash("horovodrun --log-level = TR") else {
+            return;
+        };
+        assert_eq!(words, "TRACE");
+        let complete = |words| in_bash(words).expect("bash runs");
+        assert!(complete("horovodrun --log-level =").contains("TRACE"));
+        assert_eq!(complete("horovodrun --log-level TR"), "TRACE");
+        let after = complete("horovodrun --log-level = TRACE --timeline-f");
+        assert_eq!(after, "--timeline-filename");
+        assert_eq!(
+            complete("horovodrun -np 2 --timeline-f"),
+            "--timeline-filename"
+        );
+        // Behind the command its own words stand.
+        assert_eq!(complete("horovodrun -np = 2 python --timeline-f"), "");
     }
 }

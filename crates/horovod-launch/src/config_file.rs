@@ -97,7 +97,7 @@ fn take(
     is_overruled: fn(&str) -> bool,
 ) -> Result<(), String> {
     let mut taken = Vec::new();
-    for (key, value) in settings_of(text)? {
+    for (key, value) in settings_of(text)?.into_iter().map(under_its_key) {
         if !given.has(&key) && !is_overruled(&key) {
             set(options, &key, &value)?;
             taken.push(key);
@@ -249,6 +249,16 @@ fn set(options: &mut Options, key: &str, value: &Value) -> Result<(), String> {
         .map_err(|wrong| format!("{key}: {}", wrong.text(&spec.dest())))
 }
 
+/// The key and value of today for those that Horovod renamed.
+fn under_its_key((key, value): (String, Value)) -> (String, Value) {
+    match (key.as_str(), boolean(&value)) {
+        ("logging.hide_timestamp", Some(is)) => {
+            ("logging.with_timestamp".to_owned(), Value::Flag(!is))
+        }
+        _ => (key, value),
+    }
+}
+
 /// YAML 1.1, which Horovod's parser reads, also knows these words.
 fn boolean(value: &Value) -> Option<bool> {
     match value {
@@ -382,6 +392,15 @@ mod tests {
                 ("HOROVOD_CHECK_CONSISTENCY", "100"),
                 ("HOROVOD_CONSISTENCY_ACTION", "error"),
             ],
+        );
+        // Horovod's older name.
+        sets(
+            "logging:\n  hide_timestamp: true\n",
+            &[("HOROVOD_LOG_HIDE_TIME", "1")],
+        );
+        sets(
+            "logging:\n  hide_timestamp: no\n",
+            &[("HOROVOD_LOG_HIDE_TIME", "0")],
         );
         // A section without `enabled` says that the check is on.
         sets(
