@@ -192,6 +192,24 @@ def test_a_slot_that_always_fails_rests_and_the_job_goes_on(elastic) -> None:
     assert job.stdout.count("dying early") == 3
 
 
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [
+        (["-c", "import no_such_module"], "ModuleNotFoundError: No module named 'no_such_module'"),
+        (["-c", "def f(:"], "SyntaxError: "),
+        (["-m", "no_such_module"], ": No module named no_such_module"),
+        (["-c", "import os, sys; os.execl(sys.executable, 'python', 'no.py')"], "can't open file "),
+    ],
+)
+def test_a_script_that_cannot_start_ends_the_job_at_once(jobs, program, error) -> None:
+    options = ("--min-np", "1", "-H", "localhost:2")
+    job = jobs(harness.horovodrun(2, [sys.executable, *program], *options))
+    assert job.fail() == (2 if error.startswith("can't") else 1)
+    assert "the script cannot start: " in job.stderr
+    assert error in job.stderr.rpartition("Last lines of its stderr:")[2]
+    assert "no host is left" not in job.stderr
+
+
 def test_jobs_that_cannot_go_on_end_and_say_why(elastic) -> None:
     # Every slot fails again and again: the exit code is that of the last.
     run = elastic(2, "--min-np", "1", "-H", "localhost:2", words=["die-in-slot-0", "die-in-slot-1"])

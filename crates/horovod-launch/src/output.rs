@@ -338,6 +338,22 @@ impl Output {
         })
     }
 
+    /// Whether the last line of a rank's stderr is an interpreter's that found no program, or none that it could read.
+    pub(crate) fn shows_no_start(&self, rank: u32) -> bool {
+        let tail = self.tail(rank);
+        let line = tail.as_ref().and_then(|(_, lines)| lines.last());
+        line.is_some_and(|line| {
+            let starts = [
+                "ModuleNotFoundError: ",
+                "SyntaxError: ",
+                "IndentationError: ",
+            ];
+            let parts = [": No module named ", ": can't open file "];
+            starts.iter().any(|start| line.starts_with(start))
+                || parts.iter().any(|part| line.contains(part))
+        })
+    }
+
     /// Writes what is left, but does not wait for a reader that has stopped when `timeout` is over.
     pub(crate) fn close(mut self, timeout: Option<std::time::Duration>) {
         self.note_log();

@@ -251,7 +251,11 @@ impl<'a> ElasticJob<'a> {
                 if agents.is_of(&name, rank) {
                     let cause = Cause::Exit(status);
                     agents.on_end(rank, &cause);
-                    self.supervisor.ended(rank, cause);
+                    if cause.is_failure() && agents.output.shows_no_start(rank) {
+                        self.supervisor.could_not_start(rank, cause);
+                    } else {
+                        self.supervisor.ended(rank, cause);
+                    }
                     self.agents().forget(rank);
                 }
             }

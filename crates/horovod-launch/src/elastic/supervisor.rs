@@ -5,7 +5,7 @@
 //! it returns. Its owner waits until [`Supervisor::as_fd`] is readable or [`Supervisor::deadline`] has come, and calls
 //! [`Supervisor::advance`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
@@ -46,6 +46,10 @@ pub struct Supervisor<E> {
     workers: BTreeMap<WorkerId, Running>,
     /// The rank that the last worker of each place had.
     labels: BTreeMap<(String, u32), u32>,
+    /// Places whose last worker ended before it came to the rendezvous, in a way that will not change.
+    unstartable: BTreeSet<(String, u32)>,
+    /// Whether any worker has ever come to the rendezvous.
+    has_joined: bool,
     is_halted: bool,
     ending: Option<Ending>,
 }
@@ -66,6 +70,8 @@ impl<E: Executor> Supervisor<E> {
             known: BTreeMap::new(),
             workers: BTreeMap::new(),
             labels: BTreeMap::new(),
+            unstartable: BTreeSet::new(),
+            has_joined: false,
             is_halted: false,
             ending: None,
         }
@@ -146,6 +152,30 @@ impl<E: Executor> Supervisor<E> {
     pub fn ended(&mut self, worker: WorkerId, cause: Cause) {
         self.handle(Event::Exited { worker, cause });
         self.forget(worker);
+    }
+
+    /// A worker has ended because its script cannot start, as where a module is missing. Once that is so in every place, and
+    /// no worker ever started, the job ends with it: other processes would fail alike.
+    pub fn could_not_start(&mut self, worker: WorkerId, cause: Cause) {
+        let Some(w) = self.workers.get(&worker) else {
+            return;
+        };
+        self.unstartable.insert((w.host.clone(), w.local));
+        let runs = |w: &Running| !self.unstartable.contains(&(w.host.clone(), w.local));
+        if !self.has_joined && !self.workers.values().any(runs) {
+            let why = format!(
+                "the script cannot start: {} {}",
+                self.driver.name(worker),
+                cause.text()
+            );
+            self.finish(Ending::Failure {
+                worker: Some(worker),
+                code: cause.code(),
+                why,
+                is_state_lost: false,
+            });
+        }
+        self.ended(worker, cause);
     }
 
     /// The answer to [`Executor::check_stopped`].
@@ -234,6 +264,7 @@ impl<E: Executor> Supervisor<E> {
                 pid,
                 heartbeat,
             } => {
+                self.has_joined = true;
                 if let Some(w) = self.workers.get_mut(&worker) {
                     w.pid = Some(pid);
                 }
