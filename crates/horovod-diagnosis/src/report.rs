@@ -23,6 +23,8 @@ pub struct JobView<'a> {
     pub host_of: &'a dyn Fn(Rank) -> String,
     /// How long a rank may be silent; `None`: for ever.
     pub heartbeat: Option<Duration>,
+    /// Whether this round of an elastic job has ranks that do not hold the training state yet.
+    pub has_newcomers: bool,
 }
 
 /// The whole report.
@@ -75,6 +77,9 @@ pub fn render(d: &Diagnosis, job: &JobView<'_>) -> String {
     kinds.dedup();
     for kind in kinds {
         line(t, advice(kind).into());
+        if kind == Kind::Diverged && job.has_newcomers {
+            line(t, NEWCOMERS.into());
+        }
         if kind == Kind::Elsewhere && d.culprits.iter().any(|c| c.kind == kind && has_stacks(c)) {
             line(t, "Its stack above shows where.".into());
         }
@@ -90,6 +95,11 @@ pub fn summary(d: &Diagnosis, job: &JobView<'_>) -> String {
     parts.extend(d.culprits.iter().take(SHOWN_MAX).map(who));
     parts.join("; ")
 }
+
+/// What a round has that is formed while some train and others begin their script.
+const NEWCOMERS: &str = "This round has new workers, which begin their script while the others go on training. A new worker \
+     that calls a collective (broadcast_parameters, allreduce, barrier) before hvd.elastic.run waits for it alone. Make no \
+     such call before it: hvd.elastic.run sends the state to new workers.";
 
 fn headline(d: &Diagnosis, job: &JobView<'_>) -> String {
     let size = job.tree.size();
@@ -325,6 +335,7 @@ mod tests {
             tree,
             host_of: &|rank| format!("host{}", rank.0),
             heartbeat,
+            has_newcomers: false,
         };
         render(d, &job)
     }
@@ -396,6 +407,23 @@ mod tests {
     }
 
     #[test]
+    fn where_an_elastic_job_has_newcomers_the_report_says_what_they_must_not_call() {
+        let tree = Tree::star(20);
+        let report = |kind, has_newcomers| {
+            let job = JobView {
+                tree: &tree,
+                host_of: &|rank| format!("host{}", rank.0),
+                heartbeat: None,
+                has_newcomers,
+            };
+            render(&diagnosis(kind), &job)
+        };
+        assert!(report(Kind::Diverged, true).contains("before hvd.elastic.run"));
+        assert!(!report(Kind::Diverged, false).contains("elastic"));
+        assert!(!report(Kind::Silent, true).contains("elastic"));
+    }
+
+    #[test]
     fn a_summary_is_one_line_that_names_who_does_not_come() {
         let d = diagnosis(Kind::Diverged);
         let tree = Tree::star(20);
@@ -403,6 +431,7 @@ mod tests {
             tree: &tree,
             host_of: &|rank| format!("host{}", rank.0),
             heartbeat: None,
+            has_newcomers: false,
         };
         assert_eq!(
             summary(&d, &job),

@@ -62,6 +62,7 @@ pub fn stall_report(bytes: &[u8]) {
                     tree: &Tree::new(&[0; SIZE as usize], 2),
                     host_of: &|rank| format!("h{rank}"),
                     heartbeat: Some(Duration::from_secs(30)),
+                    has_newcomers: true,
                 };
                 let report = render(&diagnosis, &job);
                 assert!(report.contains("What waits"), "{report}");

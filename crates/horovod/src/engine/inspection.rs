@@ -453,12 +453,14 @@ impl Inspection {
         topology: &Topology,
         tree: &Tree,
         heartbeat: Option<Duration>,
+        has_newcomers: bool,
     ) -> Option<Deadlock> {
         let host_of = |rank: Rank| host_of(topology, rank);
         let job = JobView {
             tree,
             host_of: &host_of,
             heartbeat,
+            has_newcomers,
         };
         let mut report = diagnosis::render(found, &job);
         let mut summary = diagnosis::summary(found, &job);

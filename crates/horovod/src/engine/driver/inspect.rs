@@ -84,9 +84,13 @@ impl Pump {
         );
         let Some(found) = found else { return sent };
         let links = &self.links;
-        let told = self
-            .inspection
-            .tell(&found, links.topology(), links.tree(), links.heartbeat());
+        let told = self.inspection.tell(
+            &found,
+            links.topology(),
+            links.tree(),
+            links.heartbeat(),
+            self.shared.round.needs_sync(),
+        );
         if let Some(Deadlock { by, summary }) = told
             && let Some(coordinator) = self.node.coordinator()
         {
