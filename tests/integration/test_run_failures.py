@@ -38,3 +38,15 @@ def test_other_ranks_hear_that_the_function_of_a_rank_has_failed(how: str) -> No
     assert "the script of rank 1 has ended with an exception" in told, told
     assert "hvd.join()" not in told
     assert ("no such column" if how == "raises" else "sys.exit(3)") in str(caught.value)
+
+
+def test_the_error_of_a_function_names_its_file_and_line() -> None:
+    def work():
+        return [int(word) for word in ("1", "two")]
+
+    with contextlib.redirect_stdout(io.StringIO()), pytest.raises(RuntimeError) as caught:
+        horovod.run(work, num_proc=1)
+    told, code = str(caught.value.__cause__), work.__code__
+    assert f'File "{code.co_filename}", line {code.co_firstlineno + 1}, in work' in told
+    assert "<dynamic-code>" not in told
+    assert 'for word in ("1", "two")' in told, "the line itself, where the file is there"

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TextIO
 import cloudpickle  # type: ignore[import-untyped]
 
 from horovod import _core
+from horovod.common import _functions
 from horovod.runner import _payloads
 from horovod.runner._events import FD, Events
 from horovod.runner._options import JobOptions
@@ -48,7 +49,7 @@ def pickled(
 ) -> bytes:
     """The payload that every rank fetches; TypeError if it cannot be sent."""
     try:
-        content = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})), protocol=5)
+        content = _functions.dumps((func, tuple(args), dict(kwargs or {})))
     except Exception as error:
         raise TypeError(
             f"{caller}: the function {func!r}, or an argument, cannot be pickled, so it cannot be sent to the ranks; "
