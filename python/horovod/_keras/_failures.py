@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from horovod.common._replicas import is_difference
 from horovod.common.exceptions import (
     HorovodInternalError,
@@ -9,6 +11,8 @@ from horovod.common.exceptions import (
     ReplicasDifferError,
 )
 
+# In front of the cause, where several operations have failed.
+_ROOTS = re.compile(r"\s*\d+ root error\(s\) found\.\s+\(0\) [A-Z_ ]+:\s*")
 _KINDS = (HorovodStalledError, ReplicasDifferError, HorovodInternalError)
 
 
@@ -27,6 +31,7 @@ def as_horovod_error(error: BaseException) -> HorovodInternalError | ReplicasDif
         if mark:
             return kind(message)
     if type(error).__module__.startswith("tensorflow.") and "Horovod" in text:
+        text = _cause_first(text)
         if type(error).__name__ == "DataLossError":
             # TensorFlow says the same of a file that is damaged.
             return ReplicasDifferError(text) if is_difference(text) else None
@@ -36,3 +41,14 @@ def as_horovod_error(error: BaseException) -> HorovodInternalError | ReplicasDif
     if isinstance(error, RuntimeError | ValueError) and "delete" in text and error.__context__:
         return as_horovod_error(error.__context__)
     return None
+
+
+def _cause_first(text: str) -> str:
+    """The text of a failure in a graph, with the cause in front: TensorFlow puts dozens of lines of its own there."""
+    if not text.startswith("Graph execution error"):
+        return text
+    head = text.partition("\n\t [[{{node")[0]
+    # Behind the last line of where the graph was built.
+    behind = head.rpartition('\n  File "')[2].partition("\n")[2]
+    cause = _ROOTS.sub("", behind, count=1).strip()
+    return f"{cause}\n{text}" if cause else text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from typing import Any
 
@@ -62,7 +63,7 @@ def _note_run_tf_function() -> None:
     warnings.warn(
         f"{_RUN_TF_FUNCTION} is no argument of compile() in Keras 3. It is not needed any more, and was ignored; to "
         "have all of Keras 2 back, install tf_keras and set TF_USE_LEGACY_KERAS=1.",
-        stacklevel=3,
+        stacklevel=_of_script(),
     )
 
 
@@ -71,5 +72,17 @@ def _note_lr() -> None:
     warnings.warn(
         "lr= is called learning_rate= in Keras 3, and was taken as that; to have all of Keras 2 back, install tf_keras "
         "and set TF_USE_LEGACY_KERAS=1.",
-        stacklevel=3,
+        stacklevel=_of_script(),
     )
+
+
+def _of_script() -> int:
+    """The stacklevel, for the function that calls this, of the script's line: Keras's own classes call each other."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and _is_of_library(frame.f_globals.get("__name__", "")):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _is_of_library(module: str) -> bool:
+    return module.partition(".")[0] in ("horovod", "keras")

@@ -230,12 +230,18 @@ def test_old_keywords():
 
     _old_keywords._note_lr.cache_clear()
     _old_keywords._note_run_tf_function.cache_clear()
-    with pytest.warns(UserWarning, match=r"learning_rate= in Keras 3.*TF_USE_LEGACY_KERAS=1"):
+    with pytest.warns(
+        UserWarning, match=r"learning_rate= in Keras 3.*TF_USE_LEGACY_KERAS=1"
+    ) as noted:
         optimizer = keras.optimizers.SGD(lr=0.25)
+    assert noted[0].filename == __file__, "the note is of the script's line"
     assert float(keras.ops.convert_to_numpy(optimizer.learning_rate)) == 0.25
     its = model()
-    with pytest.warns(UserWarning, match=r"experimental_run_tf_function.*TF_USE_LEGACY_KERAS=1"):
+    with pytest.warns(
+        UserWarning, match=r"experimental_run_tf_function.*TF_USE_LEGACY_KERAS=1"
+    ) as noted:
         its.compile(optimizer=optimizer, loss="mse", experimental_run_tf_function=False)
+    assert noted[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         its.compile(optimizer=optimizer, loss="mse", experimental_run_tf_function=False)
