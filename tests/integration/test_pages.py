@@ -459,6 +459,15 @@ def test_at_most_one_block_in_twenty_does_not_run_here(capsys) -> None:
     assert len(run) >= LEAST_SHARE * len(code)
 
 
+def test_the_first_scripts_show_that_they_train() -> None:
+    frameworks = [
+        f"docs/{name}.md" for name in ("torch", "tensorflow", "keras", "jax", "mxnet", "elastic")
+    ]
+    for page in ("README.md", *frameworks):
+        first = next(block for block in read_blocks(page) if block.language == "python")
+        assert "loss {" in first.text or "verbose=2" in first.text, page
+
+
 def test_every_block_names_its_language() -> None:
     wrong = [str(b) for of_page in BLOCKS.values() for b in of_page if b.language not in LANGUAGES]
     assert not wrong, f"the language has to be one of {list(LANGUAGES)}: {', '.join(wrong)}"

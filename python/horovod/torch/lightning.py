@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import horovod.torch as hvd
+from horovod.torch.metrics import connect_metrics
 from horovod.torch.optimizer import _DistributedOptimizer
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ class _HorovodStrategy(_Strategy):  # type: ignore[misc]
         super().setup(trainer)
         hvd.broadcast_parameters(self.lightning_module.state_dict(), root_rank=0)
         if hvd.size() > 1:
-            _connect_metrics(self.lightning_module)
+            connect_metrics(self.lightning_module)
 
     def setup_optimizers(self, trainer: Any) -> None:
         """Make the module's optimizers work on the gradients of all ranks."""
@@ -289,31 +290,3 @@ class _HorovodStrategy(_Strategy):  # type: ignore[misc]
             if isinstance(optimizer, _DistributedOptimizer) and optimizer._hvd_reducer is not None:
                 optimizer._hvd_reducer.detach()
         super().teardown()
-
-
-def _connect_metrics(module: Any) -> None:
-    """Let metrics of torchmetrics inside a module gather by Horovod, unless they are told how."""
-    import torchmetrics
-    from torchmetrics.metric import jit_distributed_available
-
-    for part in module.modules():
-        if not isinstance(part, torchmetrics.Metric):
-            continue
-        if part.distributed_available_fn is jit_distributed_available:
-            part.distributed_available_fn = _has_others
-        if part.dist_sync_fn is None:
-            part.dist_sync_fn = _gather
-
-
-def _has_others() -> bool:
-    return hvd.is_initialized() and hvd.size() > 1
-
-
-def _gather(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
-    """The tensors of all ranks, of any shapes."""
-    del group
-    shapes = hvd.allgather_object(tuple(tensor.shape))
-    sizes = [torch.Size(shape).numel() for shape in shapes]
-    joined: Any = hvd.allgather(tensor.detach().reshape(-1))
-    parts = joined.split(sizes)
-    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
