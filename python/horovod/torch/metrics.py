@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -40,6 +40,6 @@ def _gather(tensor: torch.Tensor, group: object = None) -> list[torch.Tensor]:
     del group
     shapes = hvd.allgather_object(tuple(tensor.shape))
     sizes = [torch.Size(shape).numel() for shape in shapes]
-    joined: torch.Tensor = hvd.allgather(tensor.detach().reshape(-1))
+    joined: Any = hvd.allgather(tensor.detach().reshape(-1))
     parts = joined.split(sizes)
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
