@@ -96,7 +96,7 @@ pub fn summary(d: &Diagnosis, job: &JobView<'_>) -> String {
     parts.join("; ")
 }
 
-/// What a round has that is formed while some train and others begin their script.
+/// Advice for a round that is formed while some ranks train and others begin their script.
 const NEWCOMERS: &str = "This round has new workers, which begin their script while the others go on training. A new worker \
      that calls a collective (broadcast_parameters, allreduce, barrier) before hvd.elastic.run waits for it alone. Make no \
      such call before it: hvd.elastic.run sends the state to new workers.";
