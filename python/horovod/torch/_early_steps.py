@@ -1,17 +1,21 @@
 """Finds gradients that a script changed after `backward()` had left them to a later reduction.
 
-A step before `backward_passes_per_step` passes reduces what is there. Clipping or unscaling before it would go by this
-rank's own gradients, and the ranks would go on with other values each, without a word.
+A step before `backward_passes_per_step` passes reduces the gradients that are there. Clipping or unscaling before that
+reduction would use this rank's own gradients. The ranks would then differ, without an error.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.amp.grad_scaler import GradScaler, OptState
+
+try:
+    from torch.amp.grad_scaler import GradScaler, OptState
+except ImportError:  # before PyTorch 2.3
+    from torch.cuda.amp.grad_scaler import GradScaler, OptState  # type: ignore[no-redef,assignment,attr-defined]
 
 from horovod.torch._gradient_entries import GradientEntry
 
@@ -45,12 +49,16 @@ class LeftGradients:
         """Leave all out."""
         self._marks.clear()
 
-    def changed(self) -> list[str]:
-        """Return the names of those that the script has changed since; dropped ones do not count."""
+    def names(self) -> list[str]:
+        """Return the names of all noted gradients."""
+        return [entry.name for entry in self._marks]
+
+    def changed(self, among: Callable[[GradientEntry], bool] = lambda entry: True) -> list[str]:
+        """Return the names of the noted gradients that the script has changed. One that is None now does not count."""
         return [
             entry.name
             for entry, mark in self._marks.items()
-            if (now := _mark(entry.param.grad)) is not None and now != mark
+            if among(entry) and (now := _mark(entry.param.grad)) is not None and now != mark
         ]
 
 
@@ -69,7 +77,7 @@ def _mark(grad: torch.Tensor | None) -> Mark | None:
 def is_unscaled_by_caller(optimizer: torch.optim.Optimizer, depth: int) -> bool:
     """Whether the frame `depth` above is a GradScaler's that has unscaled the optimizer's gradients before.
 
-    `unscale_` does not count as a change in place, and the scaler tells the optimizer nothing of it.
+    `unscale_` does not count as a change in place, and the scaler calls nothing of the optimizer.
     """
     scaler = sys._getframe(depth + 1).f_locals.get("self")
     if not isinstance(scaler, GradScaler):

@@ -14,7 +14,17 @@ IDLE, READY, STARTED = 0, 1, 2
 class GradientEntry(Watched):
     """One parameter and where its gradient stands; `settled` while that is sent."""
 
-    __slots__ = ("group", "name", "nbytes", "parts", "passes_left", "sent", "sparse", "state")
+    __slots__ = (
+        "group",
+        "is_left",
+        "name",
+        "nbytes",
+        "parts",
+        "passes_left",
+        "sent",
+        "sparse",
+        "state",
+    )
 
     def __init__(self, param: torch.Tensor, name: str, passes: int) -> None:
         super().__init__(param)
@@ -23,6 +33,7 @@ class GradientEntry(Watched):
         self.group: Group | None = None
         self.passes_left = passes
         self.state = IDLE
+        self.is_left = False  # whether a backward pass of this cycle added to it, and it is not sent yet
         self.sent = 0  # how often in this cycle
         # Sent earlier in this cycle, to be added to what `.grad` holds.
         self.parts: list[torch.Tensor] = []
@@ -34,7 +45,7 @@ class GradientEntry(Watched):
         self.nbytes = param.nbytes
         self.passes_left = passes
         self.state = IDLE
-        self.settled = self.is_fresh = self.sparse = False
+        self.settled = self.is_fresh = self.sparse = self.is_left = False
         self.parts = []
 
     @property

@@ -41,16 +41,28 @@ def not_reduced(names: Sequence[str], rank: int, operation: str) -> str:
 
 def changed_early(names: Sequence[str], passes: int) -> str:
     """Error text when the script changed these gradients before a step that has to reduce them first."""
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     cause = (
-        f"fewer than backward_passes_per_step={passes} passes came before the step"
+        f"fewer than backward_passes_per_step={passes} backward passes used it before the step"
         if passes > 1
-        else "their backward pass ran inside of no_sync(), or did not wait"
+        else "its backward pass ran inside of no_sync(), or backward() returned before the reduction"
     )
     return (
-        f"the gradient of {names[0]!r}{more} was changed after backward(), but is not reduced yet: {cause}. So "
+        f"the gradient of {_and_more(names)} was changed after backward(), but is not reduced yet: {cause}. So "
         "clipping, GradScaler.unscale_ or other changes saw this rank's own gradients, and ranks would differ. Call "
         "optimizer.synchronize() right after the last backward(), change the gradients then, and take the step inside "
-        "of `with optimizer.skip_synchronize():`. If each rank shall change its own gradients, call synchronize() "
+        "of `with optimizer.skip_synchronize():`. If each rank is to change its own gradients, call synchronize() "
         "after the change."
     )
+
+
+def changed_in_flight(names: Sequence[str]) -> str:
+    """Error text when the script changed these gradients while they were being reduced."""
+    return (
+        f"the gradient of {_and_more(names)} was changed after backward(), while it was being reduced: backward() had "
+        "returned before the reduction. The result may be wrong. Call optimizer.synchronize() before the change."
+    )
+
+
+def _and_more(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]!r}{more}"

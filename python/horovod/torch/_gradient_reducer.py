@@ -42,7 +42,13 @@ from horovod.torch._gradient_entries import (
     unwatch,
     zeros_for,
 )
-from horovod.torch._gradient_errors import EXTRA_BACKWARD, NOT_LINEAR, changed_early, not_reduced
+from horovod.torch._gradient_errors import (
+    EXTRA_BACKWARD,
+    NOT_LINEAR,
+    changed_early,
+    changed_in_flight,
+    not_reduced,
+)
 from horovod.torch._gradient_hooks import can_be_watched, passing, queue_callback
 from horovod.torch._gradient_sending import Sender
 from horovod.torch._group_changes import Changes
@@ -90,6 +96,7 @@ class GradientReducer:
         self._unannounced = False
         self._agreed = False
         self._reduced = False  # whether anything was agreed upon in this cycle
+        self._refused = False  # whether this rank alone may have ended a step with an error
         self._known: Sequence[int] = b""  # how often each was sent, as agreed last; empty: never
         self._holding = 0
         # The callback of the backward pass that runs; it is gone if that failed.
@@ -212,13 +219,13 @@ class GradientReducer:
         self._left.clear()
         self._announced = self._end = None
         self._touched = self._unannounced = self._agreed = self.step_skipped = False
-        self._repeated = self._reduced = False
+        self._repeated = self._reduced = self._refused = False
         self._known = b""
         self._open = len(self._entries)
         passes = self.passes
         for entry in self._entries:
             entry.state = entry.sent = IDLE
-            entry.settled = entry.is_fresh = False
+            entry.settled = entry.is_fresh = entry.is_left = False
             entry.passes_left = passes
             if entry.parts:
                 entry.parts = []
@@ -240,7 +247,7 @@ class GradientReducer:
         else:
             if self._sender.handed_over or self._announced is not None:
                 self._bring_to_an_end()
-            if self._reduced:
+            if self._reduced or self._refused:
                 self._presence.count_drop()
         self.reset()
 
@@ -267,11 +274,17 @@ class GradientReducer:
 
     def refuse_changed(self, *, is_unscaled: bool = False) -> None:
         """Raise if the script has changed gradients that `finish` would only reduce now."""
-        changed = self._left.changed()
-        if is_unscaled and not changed:
-            changed = [entry.name for entry in self._entries if entry.param.grad is not None]
+        changed = self._left.names() if is_unscaled else self._left.changed()
         if changed:
+            self._refused = True
             raise RuntimeError(changed_early(changed, self.passes))
+
+    def refuse_changed_in_flight(self) -> None:
+        """Raise if the script has changed gradients while they were being reduced."""
+        changed = self._left.changed(lambda entry: entry.settled)
+        if changed:
+            self._refused = True
+            raise RuntimeError(changed_in_flight(changed))
 
     def finish(self) -> None:
         """Reduce every gradient that exists on any rank and is not reduced yet; wait for all of them.
@@ -314,7 +327,7 @@ class GradientReducer:
         if self.step_skipped:  # and nobody called zero_grad() of this optimizer since
             self.wait()
             self.reset()
-        self._touched = True
+        self._touched = entry.is_left = True
         if self._holding:
             self._keep_apart(entry, seen)
             return
@@ -375,8 +388,9 @@ class GradientReducer:
             self._note_left()
 
     def _note_left(self) -> None:
+        # A gradient of an earlier cycle, such as old zeros, is none of this one's.
         in_flight = self.in_flight
-        self._left.note(e for e in self._entries if in_flight or e.state != STARTED)
+        self._left.note(e for e in self._entries if e.is_left or (in_flight and e.settled))
 
     def _reopen(self, entry: GradientEntry) -> None:
         """Put a gradient aside that was sent, so that the next one is accumulated apart from it."""
@@ -448,6 +462,7 @@ class GradientReducer:
     def _mark_started(self, entry: GradientEntry) -> None:
         entry.state = STARTED
         entry.settled = True
+        entry.is_left = False
         self._left.forget(entry)
         entry.is_arriving = False
         entry.passes_left = 0

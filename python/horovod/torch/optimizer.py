@@ -118,6 +118,7 @@ class _DistributedOptimizer(Wrapped):
         """
         self._hvd_adopt_groups(self._hvd_given)
         if self._hvd_reducer is not None:
+            self._hvd_reducer.refuse_changed_in_flight()
             self._hvd_reducer.finish()
         self._hvd_synchronized = True
 
@@ -170,6 +171,7 @@ class _DistributedOptimizer(Wrapped):
                     reducer.finish()
         self._hvd_synchronized = False
         if reducer is not None:
+            reducer.refuse_changed_in_flight()
             reducer.stepped()
             reducer.watch.raise_difference()
             if callable(closure):

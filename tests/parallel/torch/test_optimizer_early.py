@@ -206,3 +206,59 @@ def test_with_a_torch_that_does_not_tell_when_backward_ends(monkeypatch):
     accumulated(model, optimizer, "passes")
     optimizer.step()
     assert_ranks_agree(model)
+
+
+def with_an_unused_parameter(**options):
+    """An optimizer of two parameters, of which the second is used in its first step only."""
+    params = [torch.nn.Parameter(torch.ones(2)) for _ in "ab"]
+    named = list(zip("ab", params, strict=True))
+    return params, hvd.DistributedOptimizer(make_sgd(params), named, **options)
+
+
+@several
+@pytest.mark.parametrize("how", ["one pass", "two passes", "no_sync"])
+@pytest.mark.parametrize("scale", [None, 8.0])
+def test_old_zeros_of_a_parameter_that_is_not_used_may_be_clipped(how, scale):
+    """They belong to no backward pass of this step."""
+    passes = 2 if how == "two passes" else 1
+    (a, b), optimizer = with_an_unused_parameter(backward_passes_per_step=passes)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+    for step in range(3):
+        for _ in range(passes):
+            loss = (a * (hvd.rank() + 1)).sum() + (b.sum() if step == 0 else 0)
+            if how == "no_sync":
+                with optimizer.no_sync():
+                    scaler.scale((a * 0).sum()).backward()
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_([a, b], 0.1)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=False)
+    assert len(set(hvd.allgather_object(a.tolist().__repr__()))) == 1
+
+
+@several
+@pytest.mark.parametrize("skips", [False, True])
+def test_gradients_changed_while_they_are_reduced_are_refused(skips):
+    model, optimizer = early("unwaited")
+    clipped(model)
+    with pytest.raises(RuntimeError, match=r"while it was being reduced.*before the change"):
+        if skips:
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        else:
+            optimizer.synchronize()
+
+
+@several
+def test_a_refusal_on_one_rank_is_known_to_all_if_the_batch_is_skipped():
+    model, optimizer = early("passes")
+    if hvd.rank() == 0:
+        clipped(model)
+        with pytest.raises(RuntimeError, match="is not reduced yet"):
+            optimizer.step()
+        optimizer.zero_grad()
+        accumulated(model, optimizer, "passes")
+    with pytest.raises(Exception, match=r"skip|drop|step"):
+        optimizer.step()
