@@ -66,9 +66,9 @@ FAULTS = (
     ),
     Fault(
         "postscale-forgotten-in-python",
-        "python/horovod/common/_optimizer_settings.py",
-        "return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor",
-        "return 1.0 / self.gradient_predivide_factor, 1.0",
+        "python/horovod/common/_reduction.py",
+        "(1.0 / predivide_factor, predivide_factor)",
+        "(1.0 / predivide_factor, 1.0)",
         "gradients stay divided by gradient_predivide_factor",
         Ranks((f"{TABLE}[predivided, defaults]",)),
     ),

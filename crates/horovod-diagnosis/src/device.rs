@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 
 use horovod_protocol::Rank;
+use serde::{Deserialize, Serialize};
 
-use super::{Key, Standing};
+use super::{Key, Standing, messages};
 
 /// Ranks asked at a time.
 const ASKED_MAX: usize = 128;
@@ -19,7 +20,7 @@ const REPEAT_MS: u64 = 60_000;
 const FIRST_QUESTION: u64 = 1 << 63;
 
 /// How far the operation is that a GPU is at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
     /// The call by which it is launched has not returned.
     Launching,
@@ -30,11 +31,15 @@ pub enum Phase {
 }
 
 /// The operation that a GPU is at: the next to end.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OnDevice {
     /// Its place in the job's order.
     pub seq: u64,
     /// Its process set and its name; of several together the first's, and how many more.
+    #[serde(
+        serialize_with = "messages::put_key",
+        deserialize_with = "messages::get_key"
+    )]
     pub key: Key,
     /// How far it is.
     pub phase: Phase,
@@ -43,7 +48,7 @@ pub struct OnDevice {
 }
 
 /// Where a rank and its GPU stand.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceStanding {
     /// The place in the job's order of what was given to the GPU last.
     pub given: Option<u64>,
@@ -52,9 +57,13 @@ pub struct DeviceStanding {
 }
 
 /// A rank's word that its GPU does not end an operation.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Complaint {
     pub(crate) seq: u64,
+    #[serde(
+        serialize_with = "messages::put_key",
+        deserialize_with = "messages::get_key"
+    )]
     pub(crate) key: Key,
     pub(crate) ms: u64,
     /// The time that operations have is over.

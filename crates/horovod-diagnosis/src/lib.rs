@@ -22,6 +22,9 @@ mod verdict;
 
 use std::sync::{Arc, OnceLock};
 
+use horovod_transport::compact;
+use serde::{Deserialize, Serialize};
+
 pub use device::{
     Complaint, DeviceDiagnosis, DeviceInquiry, DeviceStanding, DeviceStep, DeviceWatch, OnDevice,
     Phase, Watched,
@@ -45,22 +48,38 @@ const STACK_TEXT_MAX: usize = 512;
 const NAMES_MAX: usize = 32;
 
 /// One line of a stack.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Frame {
     /// Source file.
+    #[serde(
+        serialize_with = "compact::put_text::<STACK_TEXT_MAX, _>",
+        deserialize_with = "compact::text::<STACK_TEXT_MAX, _>"
+    )]
     pub file: String,
     /// Line in it, from 1.
     pub line: u32,
     /// Function.
+    #[serde(
+        serialize_with = "compact::put_text::<STACK_TEXT_MAX, _>",
+        deserialize_with = "compact::text::<STACK_TEXT_MAX, _>"
+    )]
     pub function: String,
 }
 
 /// Where one thread of the script stands.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadStack {
     /// Its name.
+    #[serde(
+        serialize_with = "compact::put_text::<STACK_TEXT_MAX, _>",
+        deserialize_with = "compact::text::<STACK_TEXT_MAX, _>"
+    )]
     pub name: String,
     /// Innermost first, at most [`FRAMES_MAX`].
+    #[serde(
+        serialize_with = "compact::put_list::<FRAMES_MAX, _, _>",
+        deserialize_with = "compact::list::<FRAMES_MAX, _, _>"
+    )]
     pub frames: Vec<Frame>,
 }
 
@@ -84,7 +103,7 @@ pub fn stacks() -> Option<Arc<Stacks>> {
 pub type Key = (u32, Arc<str>);
 
 /// State of one rank, by itself.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing {
     /// Its process.
     pub pid: u32,
@@ -100,6 +119,10 @@ pub struct Standing {
     /// operations that its threads are seen to wait for or that end with a callback. None of these has been agreed on.
     pub waits_if_idle: bool,
     /// Operations for which its threads wait, or that end with a callback.
+    #[serde(
+        serialize_with = "messages::put_keys",
+        deserialize_with = "messages::get_keys"
+    )]
     pub waits_for: Vec<Key>,
     /// How many more that list would have, were it not bounded.
     pub untold: u64,
@@ -108,17 +131,29 @@ pub struct Standing {
     /// Where its GPU stands, if it has given it anything.
     pub device: Option<DeviceStanding>,
     /// Why there are no stacks; else empty.
+    #[serde(
+        serialize_with = "compact::put_text::<STACK_TEXT_MAX, _>",
+        deserialize_with = "compact::text::<STACK_TEXT_MAX, _>"
+    )]
     pub without_stacks: String,
     /// Where the threads of its script stand.
+    #[serde(
+        serialize_with = "compact::put_list::<THREADS_MAX, _, _>",
+        deserialize_with = "compact::list::<THREADS_MAX, _, _>"
+    )]
     pub threads: Vec<ThreadStack>,
 }
 
 /// Operations that all have agreed on, and that have not ended on one rank.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unfinished {
     /// How many.
     pub count: u64,
     /// Some of them by name.
+    #[serde(
+        serialize_with = "messages::put_keys",
+        deserialize_with = "messages::get_keys"
+    )]
     pub names: Vec<Key>,
     /// Calls that are due or have not returned: of operations that have ended, and for the memory of others.
     pub callbacks: u64,
@@ -148,13 +183,21 @@ impl Seen {
 }
 
 /// The waits of one rank alone, without delay.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Brief {
     /// As of a [`Standing`], and all waits are listed here.
     pub blocked: bool,
     /// Keys that its threads wait for; with the handle where the wait is a soft one, else 0.
+    #[serde(
+        serialize_with = "messages::put_waits",
+        deserialize_with = "messages::get_waits"
+    )]
     pub waits_for: Vec<(Key, u64)>,
     /// For each key of the question, whether this rank has asked for it.
+    #[serde(
+        serialize_with = "compact::put_list::<NAMES_MAX, _, _>",
+        deserialize_with = "compact::list::<NAMES_MAX, _, _>"
+    )]
     pub pending: Vec<bool>,
 }
 

@@ -4,26 +4,19 @@
 use std::sync::Arc;
 
 use horovod_protocol::DecodeError;
-use horovod_protocol::wire::{Reader, Writer, cut_at};
+use horovod_protocol::wire::cut_at;
+use horovod_transport::compact;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{
-    Brief, Complaint, DeviceStanding, FRAMES_MAX, Frame, Key, NAMES_MAX, OnDevice, Phase,
-    STACK_TEXT_MAX, Standing, THREADS_MAX, ThreadStack, Unfinished,
-};
+use super::{Brief, Complaint, Key, NAMES_MAX, Standing};
 
-/// First bytes, which no message of a timeline has.
-const ASK: u8 = 0xA0;
-const ANSWER: u8 = 0xA1;
-const SOFT: u8 = 0xA2;
-const ASK_BRIEFLY: u8 = 0xA3;
-const BRIEF: u8 = 0xA4;
-const LET_GO: u8 = 0xA5;
-const COMPLAINT: u8 = 0xA6;
+/// First byte, which no other out-of-band message has.
+const STALL: u8 = 0xA0;
 /// Longest name of an operation in an answer.
 const NAME_MAX: usize = 4096;
 
 /// Messages between ranks about a stall.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
     /// Rank 0 wants to know.
     Ask {
@@ -47,6 +40,7 @@ pub enum Message {
         /// The number of the question.
         question: u64,
         /// These operations.
+        #[serde(serialize_with = "put_keys", deserialize_with = "get_keys")]
         keys: Vec<Key>,
     },
     /// A rank tells.
@@ -63,6 +57,7 @@ pub enum Message {
         /// This rank waits.
         rank: u32,
         /// For this operation.
+        #[serde(serialize_with = "put_name", deserialize_with = "get_name")]
         name: Arc<str>,
     },
     /// A rank's GPU does not end an operation.
@@ -71,263 +66,72 @@ pub enum Message {
 
 /// Whether these bytes are meant to be a [`Message`].
 pub fn is_message(bytes: &[u8]) -> bool {
-    matches!(bytes.first(), Some(&(ASK..=COMPLAINT)))
+    bytes.first() == Some(&STALL)
 }
 
 impl Message {
     /// As bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        let w = &mut Writer::new(&mut out);
-        match self {
-            Self::Ask { question } => {
-                w.u8(ASK);
-                w.varint(*question);
-            }
-            Self::Answer { question, standing } => {
-                w.u8(ANSWER);
-                w.varint(*question);
-                put(w, standing);
-            }
-            Self::Soft { waits } => {
-                w.u8(SOFT);
-                w.u8(u8::from(*waits));
-            }
-            Self::AskBriefly { question, keys } => {
-                w.u8(ASK_BRIEFLY);
-                w.varint(*question);
-                let keys = &keys[..keys.len().min(NAMES_MAX)];
-                w.varint(keys.len() as u64);
-                keys.iter().for_each(|key| put_key(w, key));
-            }
-            Self::Brief { question, brief } => {
-                w.u8(BRIEF);
-                w.varint(*question);
-                w.u8(u8::from(brief.blocked));
-                let waits_for = &brief.waits_for[..brief.waits_for.len().min(NAMES_MAX)];
-                w.varint(waits_for.len() as u64);
-                for (key, handle) in waits_for {
-                    put_key(w, key);
-                    w.varint(*handle);
-                }
-                let pending = &brief.pending[..brief.pending.len().min(NAMES_MAX)];
-                w.varint(pending.len() as u64);
-                pending.iter().for_each(|is| w.u8(u8::from(*is)));
-            }
-            Self::LetGo { handle, rank, name } => {
-                w.u8(LET_GO);
-                w.varint(*handle);
-                put_key(w, &(*rank, name.clone()));
-            }
-            Self::Complaint(complaint) => {
-                w.u8(COMPLAINT);
-                w.varint(complaint.seq);
-                put_key(w, &complaint.key);
-                w.varint(complaint.ms);
-                w.u8(u8::from(complaint.ends));
-            }
-        }
+        let mut out = vec![STALL];
+        compact::encode(self, &mut out);
         out
     }
 
     /// From bytes of another rank.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = Reader::new(bytes);
-        let message = match r.u8("question or answer")? {
-            ASK => Self::Ask {
-                question: r.varint("question")?,
-            },
-            ANSWER => Self::Answer {
-                question: r.varint("question")?,
-                standing: get(&mut r)?,
-            },
-            SOFT => Self::Soft {
-                waits: r.u8("whether it waits")? != 0,
-            },
-            ASK_BRIEFLY => {
-                let question = r.varint("question")?;
-                let mut keys = Vec::new();
-                for _ in 0..r.count(NAMES_MAX, 2, "names")? {
-                    keys.push(get_key(&mut r)?);
-                }
-                Self::AskBriefly { question, keys }
-            }
-            BRIEF => Self::Brief {
-                question: r.varint("question")?,
-                brief: get_brief(&mut r)?,
-            },
-            LET_GO => {
-                let handle = r.varint("handle")?;
-                let (rank, name) = get_key(&mut r)?;
-                Self::LetGo { handle, rank, name }
-            }
-            COMPLAINT => Self::Complaint(Complaint {
-                seq: r.varint("place in the order")?,
-                key: get_key(&mut r)?,
-                ms: r.varint("time on the GPU")?,
-                ends: r.u8("whether it ends the job")? != 0,
-            }),
-            other => {
-                return Err(DecodeError::BadValue {
-                    what: "question or answer",
-                    value: u64::from(other),
-                });
-            }
-        };
-        match r.remaining() {
-            0 => Ok(message),
-            len => Err(DecodeError::Trailing { len }),
+        match bytes {
+            [STALL, message @ ..] => compact::decode(message),
+            _ => Err(DecodeError::Malformed),
         }
     }
 }
 
-fn put_key(w: &mut Writer<'_>, (number, name): &Key) {
-    w.varint(u64::from(*number));
-    w.str(cut_at(name, NAME_MAX));
+type Name = compact::Text<NAME_MAX>;
+
+fn put_name<S: Serializer>(name: &str, to: S) -> Result<S::Ok, S::Error> {
+    cut_at(name, NAME_MAX).serialize(to)
 }
 
-fn get_key(r: &mut Reader<'_>) -> Result<Key, DecodeError> {
-    let number = r.varint_u32("process set")?;
-    Ok((number, r.str(NAME_MAX, "name")?.into()))
+fn get_name<'de, D: Deserializer<'de>>(from: D) -> Result<Arc<str>, D::Error> {
+    Name::deserialize(from).map(|name| name.0.into())
 }
 
-fn get_brief(r: &mut Reader<'_>) -> Result<Brief, DecodeError> {
-    let mut brief = Brief {
-        blocked: r.u8("whether all threads wait")? != 0,
-        ..Brief::default()
-    };
-    for _ in 0..r.count(NAMES_MAX, 3, "names")? {
-        let key = get_key(r)?;
-        brief.waits_for.push((key, r.varint("handle")?));
-    }
-    for _ in 0..r.count(NAMES_MAX, 1, "answers")? {
-        brief.pending.push(r.u8("whether it is pending")? != 0);
-    }
-    Ok(brief)
+pub(crate) fn put_key<S: Serializer>(key: &Key, to: S) -> Result<S::Ok, S::Error> {
+    cut_key(key).serialize(to)
 }
 
-fn put(w: &mut Writer<'_>, standing: &Standing) {
-    w.varint(u64::from(standing.pid));
-    w.varint(standing.submitted);
-    w.varint(standing.runnable_ms);
-    w.u8(u8::from(standing.executes));
-    w.u8(u8::from(standing.blocked) | u8::from(standing.waits_if_idle) << 1);
-    let names = &standing.waits_for[..standing.waits_for.len().min(NAMES_MAX)];
-    w.varint(names.len() as u64);
-    names.iter().for_each(|key| put_key(w, key));
-    w.varint(standing.untold);
-    put_in_hand(w, &standing.in_hand);
-    put_device(w, standing.device.as_ref());
-    w.str(cut_at(&standing.without_stacks, STACK_TEXT_MAX));
-    let threads = &standing.threads[..standing.threads.len().min(THREADS_MAX)];
-    w.varint(threads.len() as u64);
-    for thread in threads {
-        w.str(cut_at(&thread.name, STACK_TEXT_MAX));
-        let frames = &thread.frames[..thread.frames.len().min(FRAMES_MAX)];
-        w.varint(frames.len() as u64);
-        for frame in frames {
-            w.str(cut_at(&frame.file, STACK_TEXT_MAX));
-            w.varint(u64::from(frame.line));
-            w.str(cut_at(&frame.function, STACK_TEXT_MAX));
-        }
-    }
+pub(crate) fn get_key<'de, D: Deserializer<'de>>(from: D) -> Result<Key, D::Error> {
+    <(u32, Name)>::deserialize(from).map(whole_key)
 }
 
-/// 0: nothing was given to a GPU; 1: all of it has ended; else 2 and the phase.
-fn put_device(w: &mut Writer<'_>, device: Option<&DeviceStanding>) {
-    let given = device.and_then(|device| device.given);
-    let (Some(device), Some(given)) = (device, given) else {
-        return w.u8(0);
-    };
-    let Some(at) = &device.at else {
-        w.u8(1);
-        return w.varint(given);
-    };
-    w.u8(2 + at.phase as u8);
-    w.varint(given);
-    w.varint(at.seq);
-    put_key(w, &at.key);
-    w.varint(at.ms);
+pub(crate) fn put_keys<S: Serializer>(keys: &[Key], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(keys.iter().take(NAMES_MAX).map(cut_key))
 }
 
-fn get_device(r: &mut Reader<'_>) -> Result<Option<DeviceStanding>, DecodeError> {
-    let what = "where the GPU stands";
-    let phase = match r.u8(what)? {
-        0 => return Ok(None),
-        1 => None,
-        2 => Some(Phase::Launching),
-        3 => Some(Phase::AwaitsInputs),
-        4 => Some(Phase::Runs),
-        other => {
-            let value = u64::from(other);
-            return Err(DecodeError::BadValue { what, value });
-        }
-    };
-    let given = Some(r.varint("place in the order")?);
-    let at = match phase {
-        None => None,
-        Some(phase) => Some(OnDevice {
-            seq: r.varint("place in the order")?,
-            key: get_key(r)?,
-            phase,
-            ms: r.varint("time on the GPU")?,
-        }),
-    };
-    Ok(Some(DeviceStanding { given, at }))
+pub(crate) fn get_keys<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Key>, D::Error> {
+    let keys = compact::List::<(u32, Name), NAMES_MAX>::deserialize(from)?;
+    Ok(keys.0.into_iter().map(whole_key).collect())
 }
 
-fn put_in_hand(w: &mut Writer<'_>, in_hand: &Unfinished) {
-    w.varint(in_hand.count);
-    w.varint(in_hand.callbacks);
-    let names = &in_hand.names[..in_hand.names.len().min(NAMES_MAX)];
-    w.varint(names.len() as u64);
-    names.iter().for_each(|key| put_key(w, key));
+pub(crate) fn put_waits<S: Serializer>(waits: &[(Key, u64)], to: S) -> Result<S::Ok, S::Error> {
+    let waits = waits.iter().take(NAMES_MAX);
+    to.collect_seq(waits.map(|(key, handle)| (cut_key(key), handle)))
 }
 
-fn get_in_hand(r: &mut Reader<'_>) -> Result<Unfinished, DecodeError> {
-    let mut in_hand = Unfinished {
-        count: r.varint("unfinished operations")?,
-        callbacks: r.varint("callbacks that have not returned")?,
-        names: Vec::new(),
-    };
-    for _ in 0..r.count(NAMES_MAX, 2, "names")? {
-        in_hand.names.push(get_key(r)?);
-    }
-    Ok(in_hand)
+pub(crate) fn get_waits<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(Key, u64)>, D::Error> {
+    let waits = compact::List::<((u32, Name), u64), NAMES_MAX>::deserialize(from)?;
+    let waits = waits.0.into_iter();
+    Ok(waits
+        .map(|(key, handle)| (whole_key(key), handle))
+        .collect())
 }
 
-fn get(r: &mut Reader<'_>) -> Result<Standing, DecodeError> {
-    let mut standing = Standing {
-        pid: r.varint_u32("process id")?,
-        submitted: r.varint("operations submitted")?,
-        runnable_ms: r.varint("runnable time")?,
-        executes: r.u8("whether a collective runs")? != 0,
-        ..Standing::default()
-    };
-    let waits = r.u8("who waits")?;
-    (standing.blocked, standing.waits_if_idle) = (waits & 1 != 0, waits & 2 != 0);
-    for _ in 0..r.count(NAMES_MAX, 2, "names")? {
-        standing.waits_for.push(get_key(r)?);
-    }
-    standing.untold = r.varint("names left out")?;
-    standing.in_hand = get_in_hand(r)?;
-    standing.device = get_device(r)?;
-    standing.without_stacks = r.str(STACK_TEXT_MAX, "note")?.to_owned();
-    for _ in 0..r.count(THREADS_MAX, 2, "threads")? {
-        let mut thread = ThreadStack {
-            name: r.str(STACK_TEXT_MAX, "thread name")?.to_owned(),
-            frames: Vec::new(),
-        };
-        for _ in 0..r.count(FRAMES_MAX, 3, "frames")? {
-            thread.frames.push(Frame {
-                file: r.str(STACK_TEXT_MAX, "file")?.to_owned(),
-                line: r.varint_u32("line")?,
-                function: r.str(STACK_TEXT_MAX, "function")?.to_owned(),
-            });
-        }
-        standing.threads.push(thread);
-    }
-    Ok(standing)
+fn cut_key((number, name): &Key) -> (u32, &str) {
+    (*number, cut_at(name, NAME_MAX))
+}
+
+fn whole_key((number, name): (u32, Name)) -> Key {
+    (number, name.0.into())
 }
 
 #[cfg(test)]
@@ -335,6 +139,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::{
+        DeviceStanding, FRAMES_MAX, Frame, OnDevice, Phase, STACK_TEXT_MAX, THREADS_MAX,
+        ThreadStack, Unfinished,
+    };
 
     fn standing() -> impl Strategy<Value = Standing> {
         let text = || "\\PC{0,20}";
@@ -442,8 +250,8 @@ mod tests {
         }
 
         #[test]
-        fn garbage_is_an_error_and_no_panic(mut bytes in prop::collection::vec(any::<u8>(), 1..200), kind in ASK..=COMPLAINT) {
-            bytes[0] = kind;
+        fn garbage_is_an_error_and_no_panic(mut bytes in prop::collection::vec(any::<u8>(), 2..200), kind in 0u8..7) {
+            (bytes[0], bytes[1]) = (STALL, kind);
             let _ = Message::decode(&bytes);
         }
     }

@@ -18,7 +18,9 @@ mod render;
 mod talk;
 mod tournament;
 mod visit;
-mod wire;
+
+/// Items of one list in a question or an answer.
+const LIST_MAX: usize = 1 << 16;
 
 pub use chart::{Chart, JobPlan, Patient};
 pub use check_build::{BuildReport, check_build};

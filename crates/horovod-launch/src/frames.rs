@@ -5,12 +5,13 @@
 
 mod task;
 
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 
-use horovod_protocol::wire::{DecodeError, Reader, Writer};
+use horovod_protocol::wire::DecodeError;
+use horovod_transport::compact;
+use serde::{Deserialize, Serialize};
 
 pub use crate::threads::Threads;
 pub use horovod_doctor::{Answer, Question};
@@ -26,11 +27,13 @@ pub const FRAME_BYTES_MAX: usize = 16 << 20;
 pub const HOST_RANKS_MAX: usize = 1 << 14;
 /// Variables or command words of one job.
 pub const WORDS_MAX: usize = 1 << 16;
+/// First byte of [`FromAgent::Hello`].
+const HELLO: u8 = 0;
 /// Bytes of rank output in one frame.
 pub const OUTPUT_BYTES_MAX: usize = 64 << 10;
 
 /// One of a rank's two output streams.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Stream {
     /// Standard output.
     Stdout,
@@ -57,7 +60,7 @@ impl Stream {
 }
 
 /// How a process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExitStatus {
     /// With this exit code.
     Code(i32),
@@ -77,7 +80,7 @@ impl From<std::process::ExitStatus> for ExitStatus {
 }
 
 /// How to end the ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Stop {
     /// SIGINT; SIGTERM if that is not enough.
     Interrupt,
@@ -91,41 +94,50 @@ pub enum Stop {
 pub type Variables = Vec<(OsString, OsString)>;
 
 /// One rank that an agent starts.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankSpec {
     /// Position in the job.
     pub rank: u32,
     /// Environment of this rank alone.
+    #[serde(deserialize_with = "compact::list::<WORDS_MAX, _, _>")]
     pub env: Variables,
 }
 
 /// Everything an agent needs to start its ranks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobSpec {
     /// Lay `env` over the agent's own environment (another host) instead of replacing it.
     pub inherit_env: bool,
     /// Environment of every rank.
+    #[serde(deserialize_with = "compact::list::<WORDS_MAX, _, _>")]
     pub env: Variables,
     /// Variables with the highest precedence.
+    #[serde(deserialize_with = "compact::list::<WORDS_MAX, _, _>")]
     pub on_top: Variables,
     /// The agent's own working directory stays, and its own environment wins over `env`.
     pub stays: bool,
     /// Working directory.
+    #[serde(
+        serialize_with = "compact::put_path",
+        deserialize_with = "compact::path"
+    )]
     pub cwd: PathBuf,
     /// Program and arguments; an empty program is the Python that started the agent.
+    #[serde(deserialize_with = "compact::list::<WORDS_MAX, _, _>")]
     pub command: Vec<OsString>,
     /// End the ranks after this many seconds without a word from the launcher; 0 means never.
     pub silence_max_s: u32,
     /// Seconds from SIGTERM to SIGKILL.
     pub terminate_timeout_s: u32,
     /// The ranks of this host that start together.
+    #[serde(deserialize_with = "compact::list::<HOST_RANKS_MAX, _, _>")]
     pub ranks: Vec<RankSpec>,
     /// More may be started one by one, and ended one by one: the host is done only when told so.
     pub is_open: bool,
 }
 
 /// Launcher to agent.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToAgent {
     /// The job; the agent checks it but does not start it.
     Job(JobSpec),
@@ -155,9 +167,9 @@ pub enum ToAgent {
 }
 
 /// Agent to launcher.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum FromAgent {
-    /// The agent runs.
+    /// The agent runs. It stays the first: other versions read its version and host name.
     Hello {
         /// Its version.
         version: String,
@@ -191,6 +203,10 @@ pub enum FromAgent {
         /// Where to.
         stream: Stream,
         /// As they were.
+        #[serde(
+            serialize_with = "compact::put_bytes",
+            deserialize_with = "compact::bytes::<OUTPUT_BYTES_MAX, _>"
+        )]
         bytes: Vec<u8>,
     },
     /// A rank ended; all it wrote before was sent before.
@@ -217,52 +233,11 @@ pub enum FromAgent {
     Unreached(Unreached),
 }
 
-fn put_word(writer: &mut Writer<'_>, word: &OsStr) {
-    writer.bytes(word.as_bytes());
-}
-
-fn put_variables(writer: &mut Writer<'_>, variables: &Variables) {
-    writer.varint(variables.len() as u64);
-    for (name, value) in variables {
-        put_word(writer, name);
-        put_word(writer, value);
-    }
-}
-
-fn word(reader: &mut Reader<'_>, what: &'static str) -> Result<OsString, DecodeError> {
-    Ok(OsString::from_vec(
-        reader.bytes(FRAME_BYTES_MAX, what)?.to_vec(),
-    ))
-}
-
-fn variables(reader: &mut Reader<'_>) -> Result<Variables, DecodeError> {
-    let count = reader.count(WORDS_MAX, 2, "environment")?;
-    (0..count)
-        .map(|_| Ok((word(reader, "variable")?, word(reader, "value")?)))
-        .collect()
-}
-
-fn put_rank(writer: &mut Writer<'_>, rank: &RankSpec) {
-    writer.varint(u64::from(rank.rank));
-    put_variables(writer, &rank.env);
-}
-
-fn rank(reader: &mut Reader<'_>) -> Result<RankSpec, DecodeError> {
-    Ok(RankSpec {
-        rank: reader.varint_u32("rank")?,
-        env: variables(reader)?,
-    })
-}
-
-fn text(reader: &mut Reader<'_>, what: &'static str) -> Result<String, DecodeError> {
-    Ok(reader.str(FRAME_BYTES_MAX, what)?.to_owned())
-}
-
-/// Appends one frame whose message `write` produces.
-fn frame(out: &mut Vec<u8>, write: impl FnOnce(&mut Writer<'_>)) {
+/// Appends one frame with this message.
+fn frame(message: &impl Serialize, out: &mut Vec<u8>) {
     let start = out.len();
     out.extend_from_slice(&[0; 4]);
-    write(&mut Writer::new(out));
+    compact::encode(message, out);
     let length = (out.len() - start - 4) as u32;
     out[start..start + 4].copy_from_slice(&length.to_le_bytes());
 }
@@ -270,282 +245,37 @@ fn frame(out: &mut Vec<u8>, write: impl FnOnce(&mut Writer<'_>)) {
 impl ToAgent {
     /// Appends this message as a frame.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        frame(out, |w| match self {
-            Self::Job(job) => {
-                w.u8(0);
-                w.u8(u8::from(job.inherit_env));
-                put_variables(w, &job.env);
-                put_variables(w, &job.on_top);
-                w.u8(u8::from(job.stays));
-                put_word(w, job.cwd.as_os_str());
-                w.varint(job.command.len() as u64);
-                job.command.iter().for_each(|item| put_word(w, item));
-                w.varint(u64::from(job.silence_max_s));
-                w.varint(u64::from(job.terminate_timeout_s));
-                w.varint(job.ranks.len() as u64);
-                job.ranks.iter().for_each(|rank| put_rank(w, rank));
-                w.u8(u8::from(job.is_open));
-            }
-            Self::Start => w.u8(1),
-            Self::Stop(how) => {
-                w.u8(2);
-                w.u8(*how as u8);
-            }
-            Self::Ping => w.u8(3),
-            Self::Spawn(rank) => {
-                w.u8(4);
-                put_rank(w, rank);
-            }
-            Self::End(rank) => {
-                w.u8(5);
-                w.varint(u64::from(*rank));
-            }
-            Self::Close => w.u8(6),
-            Self::Examine(question) => {
-                w.u8(7);
-                question.put(w);
-            }
-            Self::CheckStopped { rank, pid } => {
-                w.u8(8);
-                w.varint(u64::from(*rank));
-                w.varint(u64::from(*pid));
-            }
-            Self::Cause(text) => {
-                w.u8(9);
-                w.str(text);
-            }
-        });
+        frame(self, out);
     }
 
     /// Reads the message of one frame.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let r = &mut Reader::new(bytes);
-        let message = match r.u8("tag")? {
-            0 => {
-                let inherit_env = r.u8("inherit_env")? != 0;
-                let env = variables(r)?;
-                let on_top = variables(r)?;
-                let stays = r.u8("stays")? != 0;
-                let cwd = word(r, "working directory")?.into();
-                let count = r.count(WORDS_MAX, 1, "command")?;
-                let command = (0..count)
-                    .map(|_| word(r, "command"))
-                    .collect::<Result<_, _>>()?;
-                let silence_max_s = r.varint_u32("silence_max_s")?;
-                let terminate_timeout_s = r.varint_u32("terminate_timeout_s")?;
-                let count = r.count(HOST_RANKS_MAX, 2, "ranks")?;
-                let ranks = (0..count).map(|_| rank(r)).collect::<Result<_, _>>()?;
-                let is_open = r.u8("is_open")? != 0;
-                Self::Job(JobSpec {
-                    inherit_env,
-                    env,
-                    on_top,
-                    stays,
-                    cwd,
-                    command,
-                    silence_max_s,
-                    terminate_timeout_s,
-                    ranks,
-                    is_open,
-                })
-            }
-            1 => Self::Start,
-            2 => Self::Stop(match r.u8("stop")? {
-                0 => Stop::Interrupt,
-                1 => Stop::Terminate,
-                2 => Stop::Kill,
-                other => {
-                    return Err(DecodeError::BadValue {
-                        what: "stop",
-                        value: u64::from(other),
-                    });
-                }
-            }),
-            3 => Self::Ping,
-            4 => Self::Spawn(rank(r)?),
-            5 => Self::End(r.varint_u32("rank")?),
-            6 => Self::Close,
-            7 => Self::Examine(Question::get(r)?),
-            8 => Self::CheckStopped {
-                rank: r.varint_u32("rank")?,
-                pid: r.varint_u32("pid")?,
-            },
-            9 => Self::Cause(text(r, "cause")?),
-            other => {
-                return Err(DecodeError::BadValue {
-                    what: "tag",
-                    value: u64::from(other),
-                });
-            }
-        };
-        r.clone().finish()?;
-        Ok(message)
+        compact::decode(bytes)
     }
 }
 
 impl FromAgent {
     /// Appends this message as a frame.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        frame(out, |w| match self {
-            Self::Hello {
-                version,
-                hostname,
-                task,
-            } => {
-                w.u8(0);
-                w.str(version);
-                w.str(hostname);
-                w.u8(u8::from(task.is_some()));
-                if let Some(task) = task {
-                    task.put(w);
-                }
-            }
-            Self::Ready => w.u8(1),
-            Self::Refused { code, why } => {
-                w.u8(2);
-                w.u8(*code);
-                w.str(why);
-            }
-            Self::Note(note) => {
-                w.u8(3);
-                w.str(note);
-            }
-            Self::Started { rank, pid } => {
-                w.u8(4);
-                w.varint(u64::from(*rank));
-                w.varint(u64::from(*pid));
-            }
-            Self::Output {
-                rank,
-                stream,
-                bytes,
-            } => {
-                w.u8(5);
-                w.varint(u64::from(*rank));
-                w.u8(*stream as u8);
-                w.bytes(bytes);
-            }
-            Self::Exited { rank, status } => {
-                w.u8(6);
-                w.varint(u64::from(*rank));
-                let (kind, number) = match status {
-                    ExitStatus::Code(code) => (0, *code),
-                    ExitStatus::Signal(signal) => (1, *signal),
-                    ExitStatus::OutOfMemory => (2, 0),
-                };
-                w.u8(kind);
-                w.signed(i64::from(number));
-            }
-            Self::Done => w.u8(7),
-            Self::Found(answer) => {
-                w.u8(8);
-                answer.put(w);
-            }
-            Self::StoppedState { rank, is_stopped } => {
-                w.u8(9);
-                w.varint(u64::from(*rank));
-                w.u8(u8::from(*is_stopped));
-            }
-            Self::Threads(report) => {
-                w.u8(10);
-                w.varint(u64::from(report.threads));
-                w.varint(u64::from(report.cores));
-                w.varint(u64::from(report.ranks));
-                w.u8(u8::from(report.is_openmp));
-            }
-            Self::Unreached(report) => {
-                w.u8(11);
-                w.bytes(&report.encode());
-            }
-        });
+        frame(self, out);
     }
 
     /// Reads the message of one frame.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let r = &mut Reader::new(bytes);
-        let message = match r.u8("tag")? {
-            0 => {
-                let (version, hostname) = (text(r, "version")?, text(r, "hostname")?);
-                if version != env!("CARGO_PKG_VERSION") {
-                    // Another version may encode the rest differently; the version alone leads to its refusal.
-                    let task = None;
-                    return Ok(Self::Hello {
-                        version,
-                        hostname,
-                        task,
-                    });
-                }
-                let has_task = r.u8("task")? != 0;
-                Self::Hello {
+        if let [HELLO, rest @ ..] = bytes {
+            let (version, rest) = compact::decode_first::<String>(rest)?;
+            if version != env!("CARGO_PKG_VERSION") {
+                // Another version may encode the rest differently; the version alone leads to its refusal.
+                let (hostname, _) = compact::decode_first(rest)?;
+                let task = None;
+                return Ok(Self::Hello {
                     version,
                     hostname,
-                    task: has_task.then(|| DialedTask::get(r)).transpose()?,
-                }
-            }
-            1 => Self::Ready,
-            2 => Self::Refused {
-                code: r.u8("code")?,
-                why: text(r, "reason")?,
-            },
-            3 => Self::Note(text(r, "note")?),
-            4 => Self::Started {
-                rank: r.varint_u32("rank")?,
-                pid: r.varint_u32("pid")?,
-            },
-            5 => Self::Output {
-                rank: r.varint_u32("rank")?,
-                stream: match r.u8("stream")? {
-                    0 => Stream::Stdout,
-                    1 => Stream::Stderr,
-                    other => {
-                        let value = u64::from(other);
-                        return Err(DecodeError::BadValue {
-                            what: "stream",
-                            value,
-                        });
-                    }
-                },
-                bytes: r.bytes(OUTPUT_BYTES_MAX, "output")?.to_vec(),
-            },
-            6 => {
-                let rank = r.varint_u32("rank")?;
-                let kind = r.u8("exit kind")?;
-                let value = r.signed("exit status")?;
-                let number = i32::try_from(value).map_err(|_| DecodeError::BadValue {
-                    what: "exit status",
-                    value: 0,
-                })?;
-                let status = match kind {
-                    0 => ExitStatus::Code(number),
-                    1 => ExitStatus::Signal(number),
-                    _ => ExitStatus::OutOfMemory,
-                };
-                Self::Exited { rank, status }
-            }
-            7 => Self::Done,
-            8 => Self::Found(Answer::get(r)?),
-            9 => Self::StoppedState {
-                rank: r.varint_u32("rank")?,
-                is_stopped: r.u8("is_stopped")? != 0,
-            },
-            10 => Self::Threads(Threads {
-                threads: r.varint_u32("threads")?,
-                cores: r.varint_u32("cores")?,
-                ranks: r.varint_u32("ranks")?,
-                is_openmp: r.u8("is_openmp")? != 0,
-            }),
-            11 => Self::Unreached(Unreached::decode(
-                r.bytes(FRAME_BYTES_MAX, "what was tried")?,
-            )?),
-            other => {
-                return Err(DecodeError::BadValue {
-                    what: "tag",
-                    value: u64::from(other),
+                    task,
                 });
             }
-        };
-        r.clone().finish()?;
-        Ok(message)
+        }
+        compact::decode(bytes)
     }
 }
 

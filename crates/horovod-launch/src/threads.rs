@@ -86,7 +86,7 @@ pub(crate) fn news(decided: &[(String, Threads)], verbose: bool) -> Vec<String> 
 }
 
 /// An agent's decision on threads, for the user.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Threads {
     /// Per rank.
     pub threads: u32,

@@ -46,6 +46,9 @@ pub enum DecodeError {
         /// The value.
         what: &'static str,
     },
+    /// No message of the kind that is expected, or a part of it above its bound.
+    #[error("the bytes are no such message")]
+    Malformed,
     /// Bytes after the end.
     #[error("{len} bytes after the end of the message")]
     Trailing {

@@ -15,6 +15,7 @@ mod shm;
 #[cfg(not(loom))]
 pub mod agents;
 #[cfg(not(loom))]
+pub mod compact;
 mod control;
 #[cfg(not(loom))]
 mod core_migration;

@@ -12,15 +12,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use horovod_protocol::{
-    DecodeError,
-    wire::{Reader, Writer, cut_at},
-};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 pub use self::server::Server;
 use crate::{
-    JobKey,
+    JobKey, compact,
     handshake::{Binding, HandshakeError, Initiator, Purpose},
     platform::{fd::Fd, net},
     tcp::stream::{Got, Stream, StreamError},
@@ -44,7 +41,7 @@ const ERRAND_TIME: Duration = Duration::from_secs(5);
 const OBSTACLE_TEXT_MAX: usize = 1 << 10;
 
 /// Why one host cannot reach another.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Obstacle {
     /// Nothing answered in time.
     Silence,
@@ -53,50 +50,29 @@ pub enum Obstacle {
     /// No route leads there, or a firewall rejects the packets.
     NoRoute,
     /// Somebody answered, but not who was meant.
-    Handshake(String),
+    Handshake(
+        #[serde(
+            serialize_with = "compact::put_text::<OBSTACLE_TEXT_MAX, _>",
+            deserialize_with = "compact::text::<OBSTACLE_TEXT_MAX, _>"
+        )]
+        String,
+    ),
     /// The connection stood and broke.
-    Broken(String),
+    Broken(
+        #[serde(
+            serialize_with = "compact::put_text::<OBSTACLE_TEXT_MAX, _>",
+            deserialize_with = "compact::text::<OBSTACLE_TEXT_MAX, _>"
+        )]
+        String,
+    ),
     /// Anything else that the operating system said.
-    Other(String),
-}
-
-impl Obstacle {
-    /// Writes it; a longer text is cut.
-    pub fn put(&self, w: &mut Writer<'_>) {
-        let (kind, text) = match self {
-            Self::Silence => (0, ""),
-            Self::Refused => (1, ""),
-            Self::NoRoute => (2, ""),
-            Self::Handshake(text) => (3, &**text),
-            Self::Broken(text) => (4, &**text),
-            Self::Other(text) => (5, &**text),
-        };
-        w.u8(kind);
-        w.str(cut_at(text, OBSTACLE_TEXT_MAX));
-    }
-
-    /// Reads it.
-    ///
-    /// # Errors
-    /// The bytes are not such an obstacle.
-    pub fn get(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        let kind = r.u8("obstacle")?;
-        let text = r.str(OBSTACLE_TEXT_MAX, "text")?.to_owned();
-        Ok(match kind {
-            0 => Self::Silence,
-            1 => Self::Refused,
-            2 => Self::NoRoute,
-            3 => Self::Handshake(text),
-            4 => Self::Broken(text),
-            5 => Self::Other(text),
-            other => {
-                return Err(DecodeError::BadValue {
-                    what: "obstacle",
-                    value: u64::from(other),
-                });
-            }
-        })
-    }
+    Other(
+        #[serde(
+            serialize_with = "compact::put_text::<OBSTACLE_TEXT_MAX, _>",
+            deserialize_with = "compact::text::<OBSTACLE_TEXT_MAX, _>"
+        )]
+        String,
+    ),
 }
 
 impl fmt::Display for Obstacle {

@@ -19,7 +19,5 @@ mod server;
 pub(crate) use client::{Client, Notice};
 pub use config::{ServerConfig, ServerEvent};
 pub use messages::RankAssignment;
-pub(crate) use messages::{
-    Common, MemberEntry, ToClient, ToServer, Where, read_address, write_address,
-};
+pub(crate) use messages::{Common, MemberEntry, ToClient, ToServer, Where};
 pub use server::Server;

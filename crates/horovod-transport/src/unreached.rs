@@ -10,17 +10,11 @@ pub mod post;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use horovod_protocol::{
-    DecodeError, Rank,
-    wire::{Reader, Writer, cut_at},
-};
+use horovod_protocol::{DecodeError, Rank};
+use serde::{Deserialize, Serialize};
 
 pub(crate) use self::cause::cause;
-use crate::{
-    platform::net,
-    probe::Obstacle,
-    rendezvous::{read_address, write_address},
-};
+use crate::{compact, platform::net, probe::Obstacle};
 
 /// Most that one rank tells of: ranks or servers that it cannot reach.
 const GOALS_MAX: usize = 16;
@@ -32,7 +26,7 @@ pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 const TEXT_MAX: usize = 1 << 10;
 
 /// One address, and the result of the attempt.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Tried {
     pub(crate) at: SocketAddr,
     pub(crate) why: Obstacle,
@@ -41,25 +35,43 @@ pub(crate) struct Tried {
 }
 
 /// Whom a rank wants to reach.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Goal {
     /// The launcher, which serves the rendezvous.
     Launcher,
     /// Rank 0, which serves the rendezvous.
     RankZero,
     /// Another rank.
-    Peer { rank: Rank, host: String },
+    Peer {
+        #[serde(with = "compact::RankNumber")]
+        rank: Rank,
+        #[serde(
+            serialize_with = "compact::put_text::<TEXT_MAX, _>",
+            deserialize_with = "compact::text::<TEXT_MAX, _>"
+        )]
+        host: String,
+    },
 }
 
 /// The vain attempts of one rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unreached {
     /// The rank that tried.
+    #[serde(with = "compact::RankNumber")]
     pub(crate) rank: Rank,
     /// Its host.
+    #[serde(
+        serialize_with = "compact::put_text::<TEXT_MAX, _>",
+        deserialize_with = "compact::text::<TEXT_MAX, _>"
+    )]
     pub(crate) host: String,
     /// The network interfaces that the user named; empty: none.
+    #[serde(
+        serialize_with = "compact::put_text::<TEXT_MAX, _>",
+        deserialize_with = "compact::text::<TEXT_MAX, _>"
+    )]
     pub(crate) interfaces: String,
+    #[serde(deserialize_with = "compact::list::<GOALS_MAX, _, _>")]
     pub(crate) goals: Vec<(Goal, Vec<Tried>)>,
 }
 
@@ -105,86 +117,14 @@ impl Unreached {
     /// As bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
-        self.put(&mut Writer::new(&mut out));
+        compact::encode(self, &mut out);
         out
     }
 
     /// From the bytes of [`Self::encode`].
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let r = &mut Reader::new(bytes);
-        let report = Self::get(r)?;
-        r.clone().finish()?;
-        Ok(report)
+        compact::decode(bytes)
     }
-
-    pub(crate) fn put(&self, w: &mut Writer<'_>) {
-        w.varint(u64::from(self.rank.0));
-        put_text(w, &self.host);
-        put_text(w, &self.interfaces);
-        w.varint(self.goals.len() as u64);
-        for (goal, tried) in &self.goals {
-            match goal {
-                Goal::Launcher => w.u8(0),
-                Goal::RankZero => w.u8(1),
-                Goal::Peer { rank, host } => {
-                    w.u8(2);
-                    w.varint(u64::from(rank.0));
-                    put_text(w, host);
-                }
-            }
-            w.varint(tried.len() as u64);
-            for one in tried {
-                write_address(w, &one.at);
-                one.why.put(w);
-                w.u8(u8::from(one.is_own));
-            }
-        }
-    }
-
-    pub(crate) fn get(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        let rank = Rank(r.varint_u32("rank")?);
-        let (host, interfaces) = (text(r)?, text(r)?);
-        let count = r.count(GOALS_MAX, 2, "goals")?;
-        let goals = (0..count).map(|_| {
-            let goal = match r.u8("goal")? {
-                0 => Goal::Launcher,
-                1 => Goal::RankZero,
-                2 => Goal::Peer {
-                    rank: Rank(r.varint_u32("rank")?),
-                    host: text(r)?,
-                },
-                other => return Err(bad("goal", other)),
-            };
-            let count = r.count(TRIED_MAX, 8, "addresses")?;
-            let tried = (0..count).map(|_| {
-                Ok(Tried {
-                    at: read_address(r)?,
-                    why: Obstacle::get(r)?,
-                    is_own: r.u8("own address")? != 0,
-                })
-            });
-            Ok((goal, tried.collect::<Result<_, _>>()?))
-        });
-        Ok(Self {
-            rank,
-            host,
-            interfaces,
-            goals: goals.collect::<Result<_, _>>()?,
-        })
-    }
-}
-
-fn bad(what: &'static str, value: u8) -> DecodeError {
-    let value = u64::from(value);
-    DecodeError::BadValue { what, value }
-}
-
-fn put_text(w: &mut Writer<'_>, text: &str) {
-    w.str(cut_at(text, TEXT_MAX));
-}
-
-fn text(r: &mut Reader<'_>) -> Result<String, DecodeError> {
-    Ok(r.str(TEXT_MAX, "text")?.to_owned())
 }
 
 #[cfg(test)]

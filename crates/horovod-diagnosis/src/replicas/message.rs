@@ -1,7 +1,9 @@
 //! A report as an out-of-band message of the control plane; every length is bounded.
 
-use horovod_protocol::wire::{Reader, Writer, cut_at};
+use horovod_protocol::wire::cut_at;
 use horovod_protocol::{DecodeError, ProcessSetId};
+use horovod_transport::compact;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{ADVICE_MAX, PARAMETER_NAME_MAX, Replica, SUMS_MAX};
 
@@ -11,18 +13,22 @@ const REPORT: u8 = 0xB0;
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// One rank's checksums of its parameters.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// The process set whose members are compared.
+    #[serde(with = "compact::SetNumber")]
     pub set: ProcessSetId,
     pub(crate) key: u64,
     /// Reports of the same set, key and number are compared.
     pub(crate) number: u64,
     /// How many parameters there are.
     pub(crate) total: u64,
+    #[serde(deserialize_with = "compact::list::<SUMS_MAX, _, _>")]
     pub(crate) sums: Vec<u64>,
     /// One for each checksum, or none: another rank says them.
+    #[serde(deserialize_with = "get_names")]
     pub(crate) names: Vec<String>,
+    #[serde(deserialize_with = "compact::text::<ADVICE_MAX, _>")]
     pub(crate) advice: String,
 }
 
@@ -69,61 +75,30 @@ impl Report {
 
     /// As bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        let w = &mut Writer::new(&mut out);
-        w.u8(REPORT);
-        w.varint(u64::from(self.set.0));
-        w.u64(self.key);
-        w.varint(self.number);
-        w.varint(self.total);
-        w.varint(self.sums.len() as u64);
-        self.sums.iter().for_each(|sum| w.u64(*sum));
-        w.varint(self.names.len() as u64);
-        self.names.iter().for_each(|name| w.str(name));
-        w.str(&self.advice);
+        let mut out = vec![REPORT];
+        compact::encode(self, &mut out);
         out
     }
 
     /// From bytes of another rank.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = Reader::new(bytes);
-        let kind = r.u8("report of a replica")?;
-        if kind != REPORT {
-            return Err(DecodeError::BadValue {
-                what: "report of a replica",
-                value: u64::from(kind),
-            });
-        }
-        let set = ProcessSetId(r.varint_u32("process set")?);
-        let key = r.u64("digest of names")?;
-        let number = r.varint("number of the report")?;
-        let total = r.varint("number of parameters")?;
-        let mut sums = Vec::new();
-        for _ in 0..r.count(SUMS_MAX, size_of::<u64>(), "checksums")? {
-            sums.push(r.u64("checksum")?);
-        }
-        let mut names = Vec::new();
-        for _ in 0..r.count(SUMS_MAX, 1, "names")? {
-            names.push(r.str(PARAMETER_NAME_MAX, "name")?.to_owned());
-        }
-        if !names.is_empty() && names.len() != sums.len() {
+        let [REPORT, report @ ..] = bytes else {
+            return Err(DecodeError::Malformed);
+        };
+        let report: Self = compact::decode(report)?;
+        if !report.names.is_empty() && report.names.len() != report.sums.len() {
             return Err(DecodeError::BadValue {
                 what: "number of names",
-                value: names.len() as u64,
+                value: report.names.len() as u64,
             });
         }
-        let advice = r.str(ADVICE_MAX, "advice")?.to_owned();
-        r.finish()?;
-        Ok(Self {
-            set,
-            key,
-            number,
-            total,
-            sums,
-            names,
-            advice,
-        })
+        Ok(report)
     }
+}
+
+fn get_names<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    let names = compact::List::<compact::Text<PARAMETER_NAME_MAX>, SUMS_MAX>::deserialize(from)?;
+    Ok(names.0.into_iter().map(|name| name.0).collect())
 }
 
 #[cfg(test)]

@@ -1,11 +1,9 @@
 //! Description of its place by an agent that has dialed.
 
-use horovod_protocol::wire::{DecodeError, Reader, Writer};
-
-use super::text;
+use serde::{Deserialize, Serialize};
 
 /// The place of an agent that has dialed: one rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DialedTask {
     /// The number of its task.
     pub index: u32,
@@ -19,26 +17,4 @@ pub struct DialedTask {
     pub pid: u32,
     /// Version of the Python that started it.
     pub python: String,
-}
-
-impl DialedTask {
-    pub(super) fn put(&self, w: &mut Writer<'_>) {
-        w.varint(u64::from(self.index));
-        w.varint(u64::from(self.attempt));
-        w.str(&self.host);
-        w.str(&self.host_name);
-        w.varint(u64::from(self.pid));
-        w.str(&self.python);
-    }
-
-    pub(super) fn get(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        Ok(Self {
-            index: r.varint_u32("task")?,
-            attempt: r.varint_u32("attempt")?,
-            host: text(r, "host")?,
-            host_name: text(r, "host name")?,
-            pid: r.varint_u32("pid")?,
-            python: text(r, "Python's version")?,
-        })
-    }
 }

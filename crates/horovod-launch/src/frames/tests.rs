@@ -1,5 +1,7 @@
 //! Every message survives its way; nothing that is no message does.
 
+use std::os::unix::ffi::OsStringExt;
+
 use super::*;
 
 fn pair(name: &str, value: &[u8]) -> (OsString, OsString) {
