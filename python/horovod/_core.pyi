@@ -24,6 +24,7 @@ __all__ = [
     "Streams",
     "__version__",
     "add_process_set",
+    "advise_one_gpu",
     "assign_ranks",
     "barrier",
     "called_back",
@@ -266,11 +267,16 @@ def gpu_loss() -> str | None:
 def nccl_version() -> int:
     """NCCL's version code; 0 where its library is not found, or operations on GPU tensors go through host memory."""
 
-def prefer_gpus(is_rocm: bool, choose: str) -> None:
-    """Say whether the framework is made for AMD's GPUs, or for CUDA, and how a script chooses one of them.
+def advise_one_gpu(advice: str) -> None:
+    """Set the advice of errors about tensors on several GPUs: how a script chooses one with its framework.
 
-    Errors about tensors on several GPUs advise what `choose` says. Nothing is looked for or loaded. Where GPUs of the
-    other kind are used already, the first argument has no effect.
+    The first framework of a process sets the advice.
+    """
+
+def prefer_gpus(is_rocm: bool) -> None:
+    """Say whether the framework is made for AMD's GPUs, or for CUDA.
+
+    Nothing is looked for or loaded, and it has no effect where the other ones are used already.
     """
 
 def prepare_gpus() -> None:

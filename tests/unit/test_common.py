@@ -308,7 +308,7 @@ def test_importing_the_torch_adapter_imports_no_other_framework():
 OTHER_GPUS = """
 import torch
 from horovod import _core
-_core.prefer_gpus(False, "call set_device")
+_core.prefer_gpus(False)
 try:
     _core.Streams(torch.Tensor, lambda ordinal: 0, True)
 except RuntimeError as error:

@@ -209,12 +209,16 @@ pub(crate) fn prepare_gpus(py: Python<'_>) {
 }
 
 /// Say whose GPUs a framework is made for, before the first tensor on one, for ranks that never have any. Nothing is
-/// opened, and nothing becomes of it where other GPUs are used already: a tensor's `Streams` will tell. Errors about
-/// tensors on several GPUs advise to do what `choose` says.
+/// opened, and nothing becomes of it where other GPUs are used already: a tensor's `Streams` will tell.
 #[pyfunction]
-pub(crate) fn prefer_gpus(is_rocm: bool, choose: String) {
-    horovod::gpu::set_how_to_choose(choose);
+pub(crate) fn prefer_gpus(is_rocm: bool) {
     let _ = choose_stack(stack_of(is_rocm));
+}
+
+/// Set the advice of errors about tensors on several GPUs: how a script chooses one with its framework.
+#[pyfunction]
+pub(crate) fn advise_one_gpu(advice: String) {
+    horovod::gpu::set_how_to_choose(advice);
 }
 
 /// The libraries for GPUs: for each where it is and its version, or why it cannot be used. "rocm" is there only where AMD's

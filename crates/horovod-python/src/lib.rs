@@ -34,7 +34,8 @@ mod _core {
     use crate::exit::{end_within, staying_threads};
     #[pymodule_export]
     use crate::gpu::{
-        Streams, gpu_libraries, gpu_loss, nccl_version, prefer_gpus, prepare_gpus, wait_for_devices,
+        Streams, advise_one_gpu, gpu_libraries, gpu_loss, nccl_version, prefer_gpus, prepare_gpus,
+        wait_for_devices,
     };
     #[pymodule_export]
     use crate::launch::{

@@ -72,7 +72,8 @@ _OPAQUE = frozenset(
 # PyTorch for AMD's GPUs calls them CUDA devices, too.
 _HIP = torch.version.hip is not None
 if _HIP or torch.version.cuda is not None:
-    _core.prefer_gpus(_HIP, "call torch.cuda.set_device(hvd.local_rank()) before tensors are made")
+    _core.prefer_gpus(_HIP)
+_core.advise_one_gpu("call torch.cuda.set_device(hvd.local_rank()) before tensors are made")
 
 # By type of tensor and number of the device.
 _gpus: dict[tuple[type, int], Gpu] = {}

@@ -51,7 +51,9 @@ def test_a_group_on_several_devices(call):
 @four_gpus
 def test_a_tensor_on_another_device_than_before():
     still_works("first device")
-    with pytest.raises(ValueError, match=f"on GPU 3.*from GPU {DEVICE}"):
+    with pytest.raises(
+        ValueError, match=rf"on GPU 3.*from GPU {DEVICE}.*torch.cuda.set_device\(hvd.local"
+    ):
         hvd.allreduce(on_gpu(torch.ones(2), 3), name="elsewhere")
     with pytest.raises(ValueError, match=f"on GPU 3.*from GPU {DEVICE}"):
         hvd.allreduce_(on_gpu(torch.ones(2), 3), name="elsewhere in place")
