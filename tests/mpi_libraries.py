@@ -25,11 +25,11 @@ class Mpi:
     def __init__(self, name: str, launcher: list[str], env: dict[str, str | None]) -> None:
         self.name = name
         self.env = env
-        self._launcher = launcher
+        self.launcher = launcher
 
     def start(self, np: int, *command: object, **env: str | None) -> harness.Job:
         """Start this many processes."""
-        words = [*self._launcher, "-np", str(np), *map(str, command)]
+        words = [*self.launcher, "-np", str(np), *map(str, command)]
         return harness.Job(words, env={**self.env, **env})
 
     def python(self, np: int, script: Path, *args: object, **env: str | None) -> harness.Job:

@@ -52,6 +52,7 @@ __all__ = [
     "is_initialized",
     "jax_ordered_calls",
     "join",
+    "lacks_rendezvous",
     "launcher",
     "leave_at_exit",
     "leave_interrupted",
@@ -356,6 +357,9 @@ def launcher() -> tuple[str, int, int, str, bool] | None:
 
     None: the process is alone. ValueError where variables tell of several, but not enough.
     """
+
+def lacks_rendezvous() -> bool:
+    """Whether a launcher started this process as one of several that have no safe way to meet without a setting."""
 
 def group_settings() -> tuple[float, list[str], str | None, str]:
     """Seconds that init may take, interfaces, the user's key (not a launcher's), and what tells hosts apart."""

@@ -351,7 +351,7 @@ fn shortage(expected: &Expected<'_>, tasks: &BTreeMap<u32, DialedTask>) -> Strin
         Some(started) => format!(
             "{come} of {size} ranks have come within {seconds} s (see --start-timeout), missing: rank{plural} \
              {names}{}",
-            started.said()
+            started.output_text()
         ),
     }
 }

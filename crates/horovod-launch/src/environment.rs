@@ -1,5 +1,7 @@
 //! The one reader of the environment: the launcher's own settings, and what the ranks get.
 
+mod mpi;
+
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
@@ -9,6 +11,10 @@ use horovod_settings::{
 
 use horovod_transport::Ports;
 
+use self::mpi::AGENTS_ADDRESSES;
+pub(crate) use self::mpi::{
+    OF_AGENTS, agent_of_mpi, controller_is_mpi, forwarded_to_mpi, is_in_lsf, of_agents, rank_of_mpi,
+};
 use crate::frames::Variables;
 use crate::hosts::{Host, HostSlot};
 
@@ -48,30 +54,6 @@ const PARENT_WATCH: &str = "HOROVODRUN_PARENT_WATCH_FD";
 const EVENTS: &str = "HOROVODRUN_EVENTS_FD";
 /// The key that agents which dial must have.
 const AGENTS_KEY: &str = "HOROVODRUN_AGENTS_KEY";
-/// Where agents that MPI's launcher starts dial.
-const AGENTS_ADDRESSES: &str = "HOROVODRUN_AGENTS_ADDRESSES";
-/// Names of the variables of [`of_agents`].
-pub(crate) const OF_AGENTS: [&str; 2] = [AGENTS_KEY, AGENTS_ADDRESSES];
-/// Rank of a process that MPI's launcher has started; those that others have, too, come last.
-const RANKS_OF_MPI: [&str; 5] = [
-    "OMPI_COMM_WORLD_RANK",
-    "JSM_NAMESPACE_RANK",
-    "MV2_COMM_WORLD_RANK",
-    "PMIX_RANK",
-    "PMI_RANK",
-];
-/// Prefixes of variables by which a process finds MPI's launcher; those of another process are wrong.
-const OF_MPI_PREFIXES: [&str; 9] = [
-    "OMPI_",
-    "PMI",
-    "MPI_LOCAL",
-    "MPIEXEC_",
-    "HYDI_",
-    "I_MPI_",
-    "MV2_",
-    "JSM_",
-    "PRTE_",
-];
 /// Version of Python that they must have.
 const AGENTS_PYTHON: &str = "HOROVODRUN_AGENTS_PYTHON";
 /// Set to [`THIS_HOST`] where every agent that dials runs on this host.
@@ -152,54 +134,6 @@ pub(crate) fn log_level() -> String {
 )]
 pub(crate) fn parent_watch() -> Option<u32> {
     std::env::var(PARENT_WATCH).ok()?.parse().ok()
-}
-
-/// Variables of MPI's launcher for the agents that it starts.
-pub(crate) fn of_agents(
-    key: &str,
-    addresses: &[std::net::SocketAddr],
-) -> [(&'static str, String); 2] {
-    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-    [
-        (AGENTS_KEY, key.to_owned()),
-        (AGENTS_ADDRESSES, addresses.join(",")),
-    ]
-}
-
-/// Key and addresses, in an agent that MPI's launcher has started.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "this is the launcher's environment module"
-)]
-pub(crate) fn agent_of_mpi() -> Result<(String, String), String> {
-    let value = |name: &str| {
-        std::env::var(name).map_err(|_| format!("MPI's launcher did not pass {name} on to here"))
-    };
-    Ok((value(AGENTS_KEY)?, value(AGENTS_ADDRESSES)?))
-}
-
-/// This process's rank, as MPI's launcher says.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "this is the launcher's environment module"
-)]
-pub(crate) fn rank_of_mpi() -> Result<u32, String> {
-    let found = |name: &&str| std::env::var(name).ok()?.parse().ok();
-    RANKS_OF_MPI.iter().find_map(found).ok_or_else(|| {
-        format!(
-            "MPI's launcher tells no rank: none of {} is a number",
-            RANKS_OF_MPI.join(", ")
-        )
-    })
-}
-
-/// Whether this is a job of LSF.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "this is the launcher's environment module"
-)]
-pub(crate) fn is_in_lsf() -> bool {
-    std::env::var_os("LSB_JOBID").is_some()
 }
 
 /// See [`crate::dialed`].
@@ -369,22 +303,6 @@ pub(crate) fn forwarded(to_this_host: bool) -> Variables {
     std::env::vars_os()
         .filter(|(name, _)| is_forwarded(name, to_this_host))
         .collect()
-}
-
-/// The same for ranks that MPI's launcher starts, which have what it gives them.
-pub(crate) fn forwarded_to_mpi() -> Variables {
-    let mut variables = forwarded(false);
-    let is_of_mpi = |name: &OsStr| {
-        let mut prefixes = OF_MPI_PREFIXES.iter();
-        prefixes.any(|prefix| name.as_bytes().starts_with(prefix.as_bytes()))
-    };
-    variables.retain(|(name, _)| !is_of_mpi(name));
-    variables
-}
-
-/// The variable by which a rank knows that MPI's launcher has started it.
-pub(crate) fn controller_is_mpi() -> (OsString, OsString) {
-    ("HOROVOD_CONTROLLER".into(), "mpi".into())
 }
 
 fn is_forwarded(name: &OsStr, to_this_host: bool) -> bool {

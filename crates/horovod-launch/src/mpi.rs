@@ -32,6 +32,8 @@ use crate::report::Cause;
 use crate::signals::Signals;
 use crate::{environment, parent_watch, remote};
 
+const OWN_TCP: &str =
+    "--tcp: Horovod's own links are TCP in any case; NCCL_IB_DISABLE=1 is set, for tensors on GPUs";
 /// Bytes of the launcher's own words that are kept.
 const WORDS_BYTES_MAX: usize = 8 << 10;
 /// How long it may take to end after all agents have, and after SIGTERM.
@@ -77,6 +79,9 @@ impl MpiOptions {
                     if is_given {
                         notes.push(format!("{option}: no effect without --mpi or --jsrun"));
                     }
+                }
+                if self.tcp {
+                    notes.push(OWN_TCP.to_owned());
                 }
                 return Ok(notes);
             }
@@ -158,7 +163,7 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
 pub(crate) struct Started {
     name: String,
     child: Child,
-    said: Arc<File>,
+    output: Arc<File>,
     words: Arc<Mutex<Vec<u8>>>,
 }
 
@@ -179,24 +184,24 @@ impl Started {
             .map_err(cannot)?;
         // The command holds copies of the pipe's end for writing.
         drop(command);
-        let said = File::from(OwnedFd::from(reader));
-        set_nonblocking(&said)?;
+        let output = File::from(OwnedFd::from(reader));
+        set_nonblocking(&output)?;
         Ok(Self {
             name,
             child,
-            said: Arc::new(said),
+            output: Arc::new(output),
             words: Arc::default(),
         })
     }
 
     /// When to look after it again.
     pub(crate) fn interest(&self) -> Interest<'_> {
-        Interest::read(self.said.as_fd())
+        Interest::read(self.output.as_fd())
     }
 
     /// Why no more agents come, once it has ended.
     pub(crate) fn failure(&mut self) -> Option<String> {
-        if !read(&self.said, &self.words) {
+        if !read(&self.output, &self.words) {
             return None;
         }
         self.end(None);
@@ -205,12 +210,12 @@ impl Started {
         Some(format!(
             "{} {how} before all processes were there{}",
             self.name,
-            self.said()
+            self.output_text()
         ))
     }
 
     /// Its own words, for the end of a message.
-    pub(crate) fn said(&self) -> String {
+    pub(crate) fn output_text(&self) -> String {
         let words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
         let text = String::from_utf8_lossy(&words);
         let lines = text.lines().map(str::trim);
@@ -225,11 +230,11 @@ impl Started {
 
     /// Goes on reading in a thread of its own, so that a full pipe never stops it.
     fn drain(&self) -> io::Result<()> {
-        let (said, words) = (Arc::clone(&self.said), Arc::clone(&self.words));
+        let (output, words) = (Arc::clone(&self.output), Arc::clone(&self.words));
         let thread = std::thread::Builder::new().name("mpi".to_owned());
         thread.spawn(move || {
-            while !read(&said, &words) {
-                let _ = wait(&[Interest::read(said.as_fd())], None);
+            while !read(&output, &words) {
+                let _ = wait(&[Interest::read(output.as_fd())], None);
             }
         })?;
         Ok(())
@@ -256,11 +261,11 @@ impl Started {
 }
 
 /// Keeps the end of what is there; whether all has been read.
-fn read(said: &File, words: &Mutex<Vec<u8>>) -> bool {
+fn read(output: &File, words: &Mutex<Vec<u8>>) -> bool {
     let mut buffer = [0; 4096];
-    let mut said = said;
+    let mut output = output;
     loop {
-        match read_some(&mut said, &mut buffer) {
+        match read_some(&mut output, &mut buffer) {
             Got::Bytes(count) => {
                 let mut words = words.lock().unwrap_or_else(PoisonError::into_inner);
                 words.extend_from_slice(&buffer[..count]);

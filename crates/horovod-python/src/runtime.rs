@@ -192,6 +192,12 @@ pub(crate) fn launcher(py: Python<'_>) -> PyResult<Option<LauncherFacts>> {
     Ok(found.map(|l| (l.by, l.rank, l.size, l.size_variable, l.starts_mpi)))
 }
 
+/// Whether a launcher started this process as one of several that have no safe way to meet, and no setting says one.
+#[pyfunction]
+pub(crate) fn lacks_rendezvous() -> bool {
+    horovod::lacks_rendezvous(&ProcessEnvironment)
+}
+
 /// For a group that makes its own rendezvous: seconds that init may take, interfaces, the user's key, and what tells
 /// hosts apart.
 #[pyfunction]

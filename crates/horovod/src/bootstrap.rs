@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use horovod_transport::rendezvous::{Server, ServerConfig};
 use horovod_transport::{Finder, JobKey, Place, Ports, loopback, resolve_interfaces};
 
-use crate::config::Config;
+use crate::config::{Config, Environment};
 use crate::error::Error;
 
 /// Exact value that [`Settings::unauthenticated`] must have.
@@ -307,6 +307,18 @@ fn plan(config: &Config) -> Result<RendezvousPlan, Error> {
     Err(Error::Init(cannot_meet(config)))
 }
 
+/// Whether the processes of a launcher's job have no safe way to meet here, and no setting says one. Then something else
+/// that connects them already may help.
+pub fn lacks_rendezvous(env: &dyn Environment) -> bool {
+    // A wrong setting is an error of init.
+    Config::from_environment(env).is_ok_and(|config| {
+        let settings = &config.bootstrap;
+        let is_named = settings.rank0_address.is_some() || settings.directory.is_some();
+        let is_met_elsewhere = config.size == 1 || !config.rendezvous.is_empty();
+        !is_named && !is_met_elsewhere && user_key(&config).is_ok() && plan(&config).is_err()
+    })
+}
+
 /// Error text with the settings that the user must make.
 fn cannot_meet(config: &Config) -> String {
     let by = config.started.as_ref().map_or("no launcher", |s| s.by);
@@ -327,6 +339,12 @@ fn cannot_meet(config: &Config) -> String {
     } else {
         how_to_give_a_key()
     };
+    let by_mpi = match config.started.as_ref().is_some_and(|s| s.starts_mpi) {
+        true => {
+            "Where MPI connects them, import mpi4py.MPI before hvd.init(): then nothing has to be set. "
+        }
+        false => "",
+    };
     let and = if address.is_empty() || key.is_empty() {
         ""
     } else {
@@ -335,7 +353,7 @@ fn cannot_meet(config: &Config) -> String {
     format!(
         "this is rank {} of {} started by {by}, and the ranks cannot find each other safely: set, on all of them, \
          either HOROVOD_RENDEZVOUS_DIR to a folder that all hosts share (rank 0 leaves its address and a fresh key \
-         in a file there that only you can read), or {address}{and}{key}. `horovodrun` needs none of this. \
+         in a file there that only you can read), or {address}{and}{key}. {by_mpi}`horovodrun` needs none of this. \
          HOROVOD_SIZE=1 makes every process train alone",
         config.rank, config.size
     )

@@ -42,6 +42,8 @@ pub mod testing;
 mod threads;
 
 #[cfg(not(loom))]
+pub use bootstrap::lacks_rendezvous;
+#[cfg(not(loom))]
 pub use buffer::{Buffer, BufferPool};
 #[cfg(not(loom))]
 pub use engine::{

@@ -115,6 +115,18 @@ def threads_supported() -> bool:
     return bool(mpi.Query_thread() == mpi.THREAD_MULTIPLE)
 
 
+def world_to_meet_over() -> Any:
+    """`MPI.COMM_WORLD`, if MPI runs in this process and its ranks could not meet otherwise; else None."""
+    mpi = _loaded()
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return None
+    launcher = _core.launcher()
+    if launcher is None or not launcher[4] or not _core.lacks_rendezvous():
+        return None
+    _require_world(mpi, "hvd.init()")
+    return mpi.COMM_WORLD
+
+
 def agree(comm: Any, groups: Sequence[Any]) -> CommunicatorJob:
     """Have the processes of `comm` agree on a rendezvous, a key, and the ranks of their process sets.
 

@@ -209,8 +209,9 @@ class HorovodBasics:
         if not running:
             _job_events.forget_job()
         try:
-            if is_comm and not running:
-                wanted = self._init_with_communicator(comm, wanted, dynamic)
+            meets_over = comm if is_comm else _mpi.world_to_meet_over() if comm is None else None
+            if meets_over is not None and not running:
+                wanted = self._init_with_communicator(meets_over, wanted, dynamic)
             else:
                 _core.init(ranks, dynamic)
         except ValueError:

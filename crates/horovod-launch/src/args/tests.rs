@@ -243,6 +243,7 @@ fn what_means_nothing_here_is_accepted_with_a_note() {
     }
     notes("--mpi-args=--map-by", "without --mpi", &[]);
     notes("--binding-args=--bind-to", "without --mpi", &[]);
+    notes("--tcp", "TCP in any case", &[("NCCL_IB_DISABLE", "1")]);
     notes(
         "--mpi-threads-disable",
         "MPI carries no tensors",

@@ -101,7 +101,7 @@ impl Family {
                  without --mpi the ranks are started without MPI",
             );
         };
-        let said = Command::new(&program)
+        let output = Command::new(&program)
             .arg("--version")
             .stdin(Stdio::null())
             .output()
@@ -109,7 +109,8 @@ impl Family {
                 what: format!("{} cannot be run", program.display()),
                 error,
             })?;
-        let text = String::from_utf8_lossy(&said.stdout) + String::from_utf8_lossy(&said.stderr);
+        let text =
+            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         match recognise(&text) {
             Some((kind, banner)) => Ok(Self {
                 kind,

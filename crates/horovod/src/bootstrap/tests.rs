@@ -43,6 +43,50 @@ fn refused(config: &Config, with: &[&str]) {
 }
 
 #[test]
+fn what_connects_ranks_already_is_asked_where_nothing_else_says_how_to_meet() {
+    struct Map(Vec<(&'static str, &'static str)>);
+    impl Environment for Map {
+        fn get(&self, name: &str) -> Option<String> {
+            let found = self.0.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| (*value).to_owned())
+        }
+        fn names(&self) -> Vec<String> {
+            self.0.iter().map(|(name, _)| (*name).to_owned()).collect()
+        }
+    }
+    let open_mpi = |size, local_size, more: &[(&'static str, &'static str)]| {
+        let mut vars = vec![
+            ("OMPI_COMM_WORLD_RANK", "0"),
+            ("OMPI_COMM_WORLD_SIZE", size),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", local_size),
+            ("PMIX_NAMESPACE", "77"),
+        ];
+        vars.extend(more);
+        lacks_rendezvous(&Map(vars))
+    };
+    assert!(open_mpi("4", "2", &[]), "several hosts");
+    assert!(
+        open_mpi("4", "2", &[("HOROVOD_JOB_KEY", KEY)]),
+        "a key, no address"
+    );
+    assert!(!open_mpi("4", "4", &[]), "one host");
+    assert!(!open_mpi("1", "1", &[]), "one process");
+    for more in [
+        ("HOROVOD_RENDEZVOUS_DIR", "/shared"),
+        ("HOROVOD_RANK0_ADDRESS", "a:1"),
+        ("HOROVOD_RENDEZVOUS", "127.0.0.1:1"),
+        ("HOROVOD_JOB_KEY", "no key"),
+    ] {
+        assert!(!open_mpi("4", "2", &[more]), "{more:?}");
+    }
+    let of_mpi = config(Some(Started {
+        starts_mpi: true,
+        ..started("Open MPI")
+    }));
+    refused(&of_mpi, &["import mpi4py.MPI before hvd.init()"]);
+}
+
+#[test]
 fn ranks_of_one_host_meet_through_a_private_file() {
     let config = config(Some(Started {
         one_host: true,
