@@ -66,9 +66,9 @@ FAULTS = (
     ),
     Fault(
         "postscale-forgotten-in-python",
-        "python/horovod/common/_optimizer_settings.py",
-        "return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor",
-        "return 1.0 / self.gradient_predivide_factor, 1.0",
+        "python/horovod/common/_reduction.py",
+        "factors = (1.0 / predivide_factor, predivide_factor) if",
+        "factors = (1.0 / predivide_factor, 1.0) if",
         "gradients stay divided by gradient_predivide_factor",
         Ranks((f"{TABLE}[predivided, defaults]",)),
     ),
@@ -471,6 +471,14 @@ FAULTS = (
         "if ahead <= SKEW_NS {",
         "a clock is said to be wrong that may be right",
         Rust("horovod-doctor", ("clocks_are_compared_beyond_what_is_uncertain",)),
+    ),
+    Fault(
+        "alone-with-mpi-is-a-job",
+        "crates/horovod-scheduler/src/reader.rs",
+        'rank.trim() == "0" && processes',
+        'rank.trim() == "1" && processes',
+        "one process that has initialised Open MPI waits for others",
+        Rust("horovod-scheduler", ("a_process_alone_that_has_initialised_open_mpi_is_alone",)),
     ),
     Fault(
         "wrong-host-order",
