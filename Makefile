@@ -57,7 +57,7 @@ test-python: ## Run the Python tests of the first tier: one process, real ranks,
 test-all: ## Run the second tier in 8 shards (SHARD=3/8: one of them): faults, seeds, four ranks, old Spark.
 	@$(PYTHON) tests/run_parts.py second $(if $(SHARD),--shard $(SHARD))
 
-test-slowest: ## Show the slowest twenty tests of the last run.
+test-slowest: ## Show the slowest twenty tests of the last run, and the files with most processor time.
 	@$(PYTHON) tests/run_parts.py slowest
 
 next-landing: ## Count a landing: the next CI runs the next shard. Commits .ci/landing alone.

@@ -17,6 +17,7 @@ import side_by_side
 
 HERE = Path(__file__).resolve().parent
 RANK_SITE = str(HERE / "rank_site")
+BEGUN_S = pytest.StashKey[float]()
 sys.path.append(RANK_SITE)
 
 import lean_imports  # noqa: E402, F401 - it acts when it is imported, before the test files import frameworks
@@ -89,6 +90,20 @@ def keeps_to_its_lane(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
     else:
         yield from lanes.check_that_it_waits()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Note the processor time of a test and of its processes, for `make test-slowest`."""
+    item.stash[BEGUN_S] = lanes.processor_s()
+    return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    if call.when == "teardown":
+        used_s = lanes.processor_s() - item.stash[BEGUN_S]
+        item.user_properties.append(("processor_s", f"{used_s:.2f}"))
 
 
 @pytest.fixture

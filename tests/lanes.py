@@ -97,9 +97,9 @@ def is_quick(item: pytest.Item) -> bool:
 
 def check_that_it_waits() -> Iterator[None]:
     """While a test of the lane `waits` runs: its processes must not compute all the time."""
-    begun, used = time.monotonic(), _processor_s()
+    begun, used = time.monotonic(), processor_s()
     yield
-    lasted_s, used_s = time.monotonic() - begun, _processor_s() - used
+    lasted_s, used_s = time.monotonic() - begun, processor_s() - used
     processors = used_s / lasted_s
     if (os.cpu_count() or 1) > 1 and used_s > COMPUTES_S and processors > COMPUTES_PROCESSORS:
         pytest.fail(
@@ -107,10 +107,10 @@ def check_that_it_waits() -> Iterator[None]:
         )
 
 
-def _processor_s() -> float:
-    """Processor time of all processes that this one has started and whose ends were waited for."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def processor_s() -> float:
+    """Processor time of this process, and of all that it has started and whose ends were waited for."""
+    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def _names(item: pytest.Item) -> Iterator[str]:

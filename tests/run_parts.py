@@ -107,7 +107,8 @@ def main() -> int:
         return run([first_tier(table)[0], *second_tier(table, shards)])
     if args.kind == "ci":
         return run(in_ci(table))
-    print("\n".join(slowest_tests(STAMPS / "test-logs", args.count)))
+    logs = STAMPS / "test-logs"
+    print("\n".join([*slowest_tests(logs, args.count), "", *costliest_files(logs, args.count)]))
     return 0
 
 
@@ -262,6 +263,20 @@ def slowest_tests(logs: Path, count: int) -> list[str]:
         return [f"no times in {logs}: run make test first"]
     slow = sorted(times.items(), key=lambda item: -item[1])[:count]
     return [f"{seconds:8.1f} s  {name}" for name, seconds in slow]
+
+
+def costliest_files(logs: Path, count: int) -> list[str]:
+    """The Python files whose tests used most processor time in the last run, with the processes that ended."""
+    used: dict[str, float] = {}
+    for report in sorted(logs.glob("*.xml")):
+        for case in ElementTree.parse(report).iter("testcase"):
+            file = case.get("classname", "").replace(".", "/")
+            for noted in case.iter("property"):
+                if noted.get("name") == "processor_s":
+                    used[file] = used.get(file, 0.0) + float(noted.get("value", 0))
+    costly = sorted(used.items(), key=lambda item: -item[1])[:count]
+    of_all = f"{sum(used.values()):8.1f} s of processors in all Python tests"
+    return [of_all, *(f"{seconds:8.1f} s  {file}" for file, seconds in costly)]
 
 
 # -- one part

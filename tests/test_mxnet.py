@@ -37,7 +37,10 @@ def run(tmp_path: Path, jobs):
     return start
 
 
-@pytest.mark.parametrize("np", [1, 2, 3])
+ON_TWO = pytest.mark.thorough(also="tests/test_mxnet.py::test_on_every_rank")
+
+
+@pytest.mark.parametrize("np", [1, pytest.param(2, marks=ON_TWO), 3])
 def test_on_every_rank(np: int, run, tmp_path: Path) -> None:
     words = [
         "-m",

@@ -92,7 +92,12 @@ print("right", flush=True)
 """
 
 
-@pytest.mark.parametrize("hosts", ["00", "01", "001", "0101"])
+ONE_RANK_EACH = pytest.mark.thorough(
+    also="tests/integration/test_gpu_adasum.py::test_the_averages_of_the_hosts_combine"
+)
+
+
+@pytest.mark.parametrize("hosts", ["00", pytest.param("01", marks=ONE_RANK_EACH), "001", "0101"])
 def test_the_averages_of_the_hosts_combine(hosts, script, jobs) -> None:
     job = _run(jobs, script, hosts, OPERATIONS)
     job.succeed()

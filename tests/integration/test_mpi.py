@@ -73,7 +73,12 @@ def said(job: harness.Job) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("np", [1, 2, 3, 4])
+FEWER = pytest.mark.thorough(
+    also="tests/integration/test_mpi.py::test_the_scripts_of_the_documentation"
+)
+
+
+@pytest.mark.parametrize("np", [*(pytest.param(np, marks=FEWER) for np in (1, 2)), 3, 4])
 def test_the_scripts_of_the_documentation(mpi: Mpi, np: int, script, jobs) -> None:
     both = (
         SAYS + README + "say('says', 'readme', hvd.rank(), hvd.size())\nhvd.shutdown()\n" + SUBCOMM

@@ -25,7 +25,7 @@ class Ranks:
     """Tests below `tests/parallel`, which `make test` runs inside ranks."""
 
     nodes: tuple[str, ...]
-    np: int = 2
+    np: int = 3
     environment: str = ""
     """Of the folder's `environments.json`."""
 
@@ -67,8 +67,8 @@ FAULTS = (
     Fault(
         "postscale-forgotten-in-python",
         "python/horovod/common/_reduction.py",
-        "(1.0 / predivide_factor, predivide_factor)",
-        "(1.0 / predivide_factor, 1.0)",
+        "factors = (1.0 / predivide_factor, predivide_factor) if",
+        "factors = (1.0 / predivide_factor, 1.0) if",
         "gradients stay divided by gradient_predivide_factor",
         Ranks((f"{TABLE}[predivided, defaults]",)),
     ),
@@ -206,6 +206,7 @@ FAULTS = (
                 "parallel/tensorflow/test_ops_gradients.py::test_broadcast_gives_the_average_to_the_root",
             ),
             environment="tensorflow",
+            np=2,
         ),
     ),
     Fault(
@@ -217,6 +218,7 @@ FAULTS = (
         Ranks(
             ("parallel/tensorflow/test_ops_gradients.py::test_alltoall_sends_the_gradients_back",),
             environment="tensorflow",
+            np=2,
         ),
     ),
     Fault(
@@ -230,6 +232,7 @@ FAULTS = (
                 "parallel/keras/test_callbacks.py::test_broadcast_gives_all_the_roots_weights_and_optimizer_state",
             ),
             environment="keras-torch",
+            np=2,
         ),
     ),
     Fault(
@@ -262,6 +265,7 @@ FAULTS = (
                 "parallel/tensorflow/test_tf_v1_optimizers.py::test_the_keras_helper_sums_up_eagerly_and_in_functions",
             ),
             environment="tensorflow",
+            np=2,
         ),
     ),
     Fault(
@@ -270,7 +274,7 @@ FAULTS = (
         "            epoch += 1.0 / (self.steps_per_epoch or 1)\n",
         "            epoch += 0.0\n",
         "the last batch of the warm-up does not reach the full learning rate",
-        Ranks(("parallel/keras/test_callbacks.py::test_warmup",), environment="keras-torch"),
+        Ranks(("parallel/keras/test_callbacks.py::test_warmup",), environment="keras-torch", np=2),
     ),
     # ---- clusters
     Fault(
@@ -467,6 +471,14 @@ FAULTS = (
         "if ahead <= SKEW_NS {",
         "a clock is said to be wrong that may be right",
         Rust("horovod-doctor", ("clocks_are_compared_beyond_what_is_uncertain",)),
+    ),
+    Fault(
+        "alone-with-mpi-is-a-job",
+        "crates/horovod-scheduler/src/reader.rs",
+        'rank.trim() == "0" && processes',
+        'rank.trim() == "1" && processes',
+        "one process that has initialised Open MPI waits for others",
+        Rust("horovod-scheduler", ("a_process_alone_that_has_initialised_open_mpi_is_alone",)),
     ),
     Fault(
         "wrong-host-order",

@@ -86,6 +86,22 @@ def test_parts_after_a_failure_run_and_the_table_tells_all(clone: Path) -> None:
     assert [line.split()[-1] for line in slowest] == ["test_two::test_starts_jobs"]
 
 
+def test_files_by_processor_time(tmp_path: Path) -> None:
+    case = """<testcase classname="tests.{0}" name="test" time="1"><properties>
+        <property name="processor_s" value="{1}"/></properties></testcase>"""
+    cases = [
+        case.format(*row) for row in (("one", 1.5), ("two", 2.0), ("one", 1.0), ("three", 9.0))
+    ]
+    (tmp_path / "a.xml").write_text(f"<testsuites>{''.join(cases[:2])}</testsuites>")
+    (tmp_path / "b.xml").write_text(f"<testsuites>{''.join(cases[2:])}</testsuites>")
+    lines = [line.split() for line in run_parts.costliest_files(tmp_path, 2)]
+    assert [(line[0], line[-1]) for line in lines] == [
+        ("13.5", "tests"),
+        ("9.0", "tests/three"),
+        ("2.5", "tests/one"),
+    ]
+
+
 def test_chosen_parts_alone(clone: Path) -> None:
     process = start(clone, "--only", "la", install="exit 3", tests="exit 3", last="true")
     text, _ = process.communicate(timeout=harness.LIMIT_S)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+import test_parallel
+
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "tests" / "seeded_faults" / "table.py"
 
@@ -54,3 +56,6 @@ def test_the_text_is_there_once_and_the_tests_exist(fault: Any) -> None:
     for node in tests.nodes:
         file, _, name = node.partition("[")[0].partition("::")
         assert f"def {name}(" in (ROOT / "tests" / file).read_text(), node
+        if isinstance(tests, table.Ranks):
+            part = test_parallel.Part(ROOT / "tests" / file, tests.environment)
+            assert part.runs_on(tests.np, is_thorough=False), "the first tier does not run this"
