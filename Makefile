@@ -80,7 +80,7 @@ $(GPU_DOUBLE_LIBRARY): $(shell find crates/horovod-gpu-double crates/horovod-ker
 test-portable: ## Run the Rust tests with the code paths that need no Linux (docs/portability.md).
 	export RUSTFLAGS="--cfg horovod_portable" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/portable"; \
 	packages="--package horovod-transport --package horovod-collectives --package horovod --package horovod-launch \
-		--package horovod-autotune --package horovod-timeline --package horovod-diagnosis --package horovod-doctor"; \
+		--package horovod-autotune --package horovod-timeline --package horovod-diagnosis --package horovod-doctor --package horovod-metrics"; \
 	if cargo nextest --version >/dev/null 2>&1; then \
 		cargo nextest run --locked --no-fail-fast $$packages; \
 	else \

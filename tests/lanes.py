@@ -35,7 +35,7 @@ gpu_bad_input gpu_doctor gpu_failures gpu_interrupt gpu_other_users gpu_stall gp
 jax_failures launcher launcher_events liveness loopback mpi mpi_launchers native_wait_signals ports ray ray_autoscaler
 resources run_elastic run_failures run_function schedulers security soft_wait spark
 spark_cluster spark_connect stall_report strangers tf_data_service tf_elastic threads timeline
-termination tree
+termination tree watching
 """
 _COMPUTING = """
 mxnet oldest_tensorflow parallel algorithms autotune bench_command bench_ends examples

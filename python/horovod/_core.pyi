@@ -58,6 +58,8 @@ __all__ = [
     "leave_interrupted",
     "local_rank",
     "local_size",
+    "mark_input",
+    "mark_step",
     "names_of_a_job",
     "nccl_version",
     "needs_sync",
@@ -79,6 +81,7 @@ __all__ = [
     "signal_grace",
     "size",
     "start_timeline",
+    "stats",
     "staying_threads",
     "stop_timeline",
     "transports",
@@ -533,6 +536,15 @@ def start_timeline(path: str, mark_cycles: bool) -> None:
 
 def stop_timeline() -> bool:
     """End the recording and wait until it is in the file; False when there was none."""
+
+def mark_step() -> None:
+    """The script has ended a step."""
+
+def mark_input(seconds: float) -> None:
+    """The script has waited for its input for so long."""
+
+def stats() -> str | None:
+    """The figures of this rank, on rank 0 of all ranks, as a JSON document; None when nothing is measured."""
 
 def transports() -> dict[str, str]:
     """Transports found at run time, for reports: {"shm": "memfd", ...}."""

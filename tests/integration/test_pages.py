@@ -67,6 +67,7 @@ COMMANDS_NOT_RUN = {
     ),
     r"\b(docker|podman|apptainer|kubectl|helm)\b": "needs containers or a cluster",
     r"--device cuda\b": "needs GPUs",
+    r"^horovodrun --status": "shows jobs that run; tests/integration/test_watching.py starts some",
     r"tests/chaos/": "takes minutes; the parts `chaos` and `soak` of tests/parts.toml run it",
 }
 # The same of blocks in Python.

@@ -16,6 +16,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("horovod-collectives", 2),
     ("horovod-diagnosis", 2),
     ("horovod-doctor", 2),
+    ("horovod-metrics", 2),
     ("horovod-timeline", 2),
     ("horovod", 3),
     ("horovod-launch", 4),

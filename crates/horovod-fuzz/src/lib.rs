@@ -27,6 +27,7 @@ pub const TARGETS: &[Target] = &[
     ("launcher_frames", launcher::frames),
     ("launcher_words", launcher::words),
     ("config_file", launcher::config_file),
+    ("metrics", horovod_metrics::testing::messages),
     ("runtime", runtime::messages),
     ("rendezvous_file", horovod::testing::rendezvous_file),
     ("stall_report", horovod_diagnosis::testing::stall_report),

@@ -15,6 +15,7 @@ use crate::config_file;
 pub use crate::mpi::{MpiOptions, Starter};
 pub use crate::options::ElasticOptions;
 use crate::options::{self, OptionSpec};
+pub use crate::status::Wanted;
 use crate::stdin;
 pub use horovod_doctor::Form as DoctorForm;
 
@@ -51,6 +52,8 @@ pub struct Options {
     pub terminate_timeout: Option<u32>,
     /// Only look at the hosts, and say so in this form.
     pub doctor: Option<DoctorForm>,
+    /// Only show running jobs.
+    pub status: Option<Wanted>,
     /// Only report what this installation can do.
     pub check_build: bool,
     /// Only print the version.
@@ -166,7 +169,7 @@ fn complete(mut options: Options) -> Result<Options, UsageError> {
             .knobs
             .retain(|(name, _)| *name != settings::TIMELINE_MARK_CYCLES.name);
     }
-    if options.check_build {
+    if options.check_build || options.status.is_some() {
         return Ok(options);
     }
     // Hosts that a script names are not those of an allocation.
@@ -308,7 +311,7 @@ fn nearest(typed: &str) -> Option<&'static str> {
 fn usage() -> &'static str {
     "usage: horovodrun -np NUM_PROC [-H HOST:SLOTS,... | --hostfile FILE] [options] command [args ...]\n       \
      horovodrun --doctor [-H HOST:SLOTS,... | --hostfile FILE] [options] [command [args ...]]\n       \
-     horovodrun --check-build | --completion SHELL | --version | --help"
+     horovodrun --status[=JOB] | --check-build | --completion SHELL | --version | --help"
 }
 
 /// The whole help text, from the table.

@@ -57,6 +57,7 @@ mod rendezvous;
 mod report;
 mod run_folder;
 mod signals;
+mod status;
 mod stdin;
 mod threads;
 
@@ -98,6 +99,15 @@ pub fn run(words: &[OsString]) -> u8 {
     }
     for note in &options.notes {
         complain(&format!("note: {note}"));
+    }
+    if let Some(wanted) = options.status {
+        return match status::report(wanted) {
+            Ok(text) => show(&text),
+            Err(why) => {
+                complain(&why);
+                1
+            }
+        };
     }
     if options.check_build {
         return check_build(options.verbose);

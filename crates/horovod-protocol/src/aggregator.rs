@@ -6,6 +6,7 @@
 //! name otherwise, when the slot is evicted, and when the wait gets long, so that stragglers can be named. From then
 //! until the request has run, its slot is *open*: every submission is forwarded at once.
 
+use crate::lateness::{Lateness, LinkLateness};
 use crate::limits::CACHE_CAPACITY_MAX;
 use crate::lost::PeerLost;
 use crate::message::{SetKey, Slot, SlotRun, Submission, ToCoordinator, ToWorker};
@@ -70,6 +71,8 @@ pub struct Aggregator {
     sent: Vec<u64>,
     seen: Vec<u64>,
     actions: VecDeque<AggregatorAction>,
+    /// If it was asked for.
+    lateness: Option<LinkLateness>,
 }
 
 #[derive(Debug)]
@@ -112,8 +115,22 @@ impl Aggregator {
             sent: vec![0; count],
             seen: vec![0; count],
             actions: VecDeque::new(),
+            lateness: None,
             cfg,
         })
+    }
+
+    /// Counts from now on how late each link is.
+    pub fn count_lateness(&mut self) {
+        self.readiness.note_alone();
+        self.lateness = Some(LinkLateness::new(self.links.len()));
+    }
+
+    /// How late the ranks are that speak through this child, or this rank's own worker.
+    pub fn lateness(&self, child: Rank) -> Lateness {
+        let link = self.links.find(child);
+        let late = self.lateness.as_ref().zip(link);
+        late.map_or_else(Lateness::default, |(late, link)| late.of(link))
     }
 
     /// A child or this rank's own worker said something to the coordinator.
@@ -296,6 +313,10 @@ impl Aggregator {
                 let at = position(to, link).ok_or("used a foreign process set")?;
                 let (complete, begun) =
                     block.mark_ready(self.now, at, counted).map_err(|_| TWICE)?;
+                if let (Some(late), Some(alone)) = (&mut self.lateness, block.alone_since(complete))
+                {
+                    late.completes(self.now, link, alone);
+                }
                 if begun != 0 {
                     let late_at = Time(self.now.0.saturating_add(self.cfg.hold_ns));
                     self.late_at.get_or_insert(late_at);

@@ -8,6 +8,7 @@
 use crate::cache::Cache;
 use crate::error::StopReason;
 use crate::join::Joins;
+use crate::lateness::{Lateness, LinkLateness};
 use crate::limits::FUSED_ITEMS_MAX;
 use crate::lookup::Slab;
 use crate::lost::PeerLost;
@@ -83,6 +84,8 @@ pub struct Coordinator {
     /// Evictions sent to each link so far.
     sent: Vec<u64>,
     actions: VecDeque<CoordinatorAction>,
+    /// If it was asked for.
+    lateness: Option<LinkLateness>,
 }
 
 #[derive(Debug)]
@@ -109,6 +112,8 @@ struct Pending {
     /// The link that asked first.
     starter: usize,
     since: Time,
+    /// Since when one rank alone is missing.
+    alone: Option<Time>,
     report_at: Time,
     /// Place among all arrivals, to release in order.
     order: u64,
@@ -163,8 +168,28 @@ impl Coordinator {
             buffers: Buffers::default(),
             sent: vec![0; link_count],
             actions: VecDeque::new(),
+            lateness: None,
             cfg,
         }
+    }
+
+    /// Counts from now on how late each link is.
+    pub fn count_lateness(&mut self) {
+        self.readiness.note_alone();
+        self.lateness = Some(LinkLateness::new(self.everybody.len()));
+    }
+
+    /// How late the ranks are that speak through this child of rank 0, or rank 0 itself.
+    pub fn lateness(&self, child: Rank) -> Lateness {
+        let link = self.sets.links.find(child);
+        let late = self.lateness.as_ref().zip(link);
+        late.map_or_else(Lateness::default, |(late, link)| late.of(link))
+    }
+
+    /// How late a rank is behind an aggregator, where that has passed on who asked; beside [`Coordinator::lateness`].
+    pub fn lateness_behind(&self, rank: Rank) -> Lateness {
+        let late = self.lateness.as_ref();
+        late.map_or_else(Lateness::default, |late| late.of_rank(rank))
     }
 
     /// A rank said something. Impossible content ends the generation and names that rank.
@@ -295,6 +320,9 @@ impl Coordinator {
             .map_err(|_| TWICE)?;
         if begun != 0 {
             self.stall.started(self.now);
+        }
+        if let (Some(late), Some(alone)) = (&mut self.lateness, block.alone_since(complete)) {
+            late.completes(self.now, link, alone);
         }
         if complete != 0 {
             let (key, to) = (block.set, Arc::clone(&set.to));

@@ -19,6 +19,7 @@ mod error;
 mod fusion;
 mod groups;
 mod join;
+mod lateness;
 mod limits;
 mod local;
 mod lookup;
@@ -47,6 +48,7 @@ pub use error::{
     CACHE_EVICTION_TEXT, DUPLICATE_NAME_TEXT, Leaving, OpError, OpErrorKind, SET_REMOVED_TEXT,
     SHUTDOWN_TEXT, StopReason, printable,
 };
+pub use lateness::Lateness;
 pub use limits::*;
 pub use lost::{LossCause, PeerLost};
 pub use memory_order::{MemoryOrder, ORDERED_DIMS_MAX};

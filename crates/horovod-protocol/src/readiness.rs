@@ -13,6 +13,8 @@ use crate::types::Time;
 pub(crate) struct ReadinessBitmap {
     index: Lookup<u64, usize>,
     blocks: Slab<Block>,
+    /// For each waiting slot it is noted since when one link alone is missing.
+    notes_alone: bool,
 }
 
 /// 64 neighbouring slots of one process set.
@@ -33,6 +35,8 @@ pub(crate) struct Block {
     left: Vec<u64>,
     links: u32,
     since: Box<[Time; BLOCK_SLOTS as usize]>,
+    /// Since when all links but one are ready for a waiting slot; if that is noted.
+    alone: Option<Box<[Time; BLOCK_SLOTS as usize]>>,
 }
 
 /// A link marked a slot ready again before the others had done so once.
@@ -40,12 +44,17 @@ pub(crate) struct Block {
 pub(crate) struct MarkedTwice;
 
 impl ReadinessBitmap {
+    /// Notes, for slots that are added from now on, since when one link alone is missing.
+    pub(crate) fn note_alone(&mut self) {
+        self.notes_alone = true;
+    }
+
     /// A new slot of a set that so many links have members of.
     pub(crate) fn add(&mut self, slot: Slot, set: SetKey, links: usize) {
         let (number, bit) = place(slot);
-        let (index, blocks) = (&mut self.index, &mut self.blocks);
+        let (index, blocks, notes_alone) = (&mut self.index, &mut self.blocks, self.notes_alone);
         let at = index.get(&number).copied().unwrap_or_else(|| {
-            let at = blocks.insert(Block::new(number, set, links));
+            let at = blocks.insert(Block::new(number, set, links, notes_alone));
             index.insert(number, at);
             at
         });
@@ -107,7 +116,7 @@ impl ReadinessBitmap {
 }
 
 impl Block {
-    fn new(number: u64, set: SetKey, links: usize) -> Self {
+    fn new(number: u64, set: SetKey, links: usize, notes_alone: bool) -> Self {
         let links = links as u32;
         let mut block = Self {
             number,
@@ -120,6 +129,7 @@ impl Block {
             left: vec![0; (u32::BITS - links.leading_zeros()) as usize],
             links,
             since: Box::new([Time(0); BLOCK_SLOTS as usize]),
+            alone: notes_alone.then(|| Box::new([Time(0); BLOCK_SLOTS as usize])),
         };
         block.restart(u64::MAX);
         block
@@ -153,6 +163,12 @@ impl Block {
         self.since[bit as usize]
     }
 
+    /// Since when the first of these slots, for which all are ready now, waited for one link alone; if that is noted.
+    pub(crate) fn alone_since(&self, complete: u64) -> Option<Time> {
+        let alone = self.alone.as_ref().filter(|_| self.links > 1)?;
+        bits(complete).map(|bit| alone[bit as usize]).min()
+    }
+
     /// The link at `position` is ready for the counted slots `mask`. Returns the slots for which all links are ready
     /// with this, whose next round begins, and the slots that begin to wait.
     pub(crate) fn mark_ready(
@@ -179,6 +195,16 @@ impl Block {
         let begun = mask & !self.waiting & !complete;
         for bit in bits(begun) {
             self.since[bit as usize] = now;
+        }
+        if let Some(alone) = &mut self.alone {
+            let (ones, higher) = self
+                .left
+                .split_first()
+                .map_or((0, &[][..]), |(ones, higher)| (*ones, higher));
+            let missing_one = mask & ones & !higher.iter().fold(0, |any, plane| any | plane);
+            for bit in bits(missing_one) {
+                alone[bit as usize] = now;
+            }
         }
         self.waiting = (self.waiting | mask) & !complete;
         if complete != 0 {

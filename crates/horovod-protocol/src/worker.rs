@@ -42,6 +42,9 @@ pub struct Worker {
     slots: SlotMap<usize>,
     join: Option<EntryId>,
     pending: usize,
+    /// Requests so far that the ranks knew already, and that they did not.
+    hits: u64,
+    misses: u64,
     /// The decision carried out last.
     last_seq: Option<Seq>,
     outbox: Outbox,
@@ -120,6 +123,8 @@ impl Worker {
             slots: SlotMap::default(),
             join: None,
             pending: 0,
+            hits: 0,
+            misses: 0,
             last_seq: None,
             actions: VecDeque::new(),
             spare: Vec::new(),
@@ -177,6 +182,7 @@ impl Worker {
                     local::check_elements(req)?;
                 }
                 self.pending += 1;
+                self.hits += 1;
                 entry.submit_hit(id, req, &mut self.outbox);
                 Ok(entry.cached.as_ref().and_then(Cached::tag))
             }
@@ -188,6 +194,11 @@ impl Worker {
     /// Requests that are queued and not agreed on yet.
     pub fn pending(&self) -> usize {
         self.pending
+    }
+
+    /// Requests so far that the ranks knew already, and requests that had to be described.
+    pub fn cache_use(&self) -> (u64, u64) {
+        (self.hits, self.misses)
     }
 
     /// Why nothing more happens, if so.
@@ -322,6 +333,7 @@ impl Worker {
             }
         };
         self.pending += 1;
+        self.misses += 1;
         self.outbox.push(
             Submission::New {
                 set: set.key,

@@ -54,9 +54,9 @@ mod _core {
         add_process_set, barrier, consistency, cross_rank, cross_size, dynamic_process_sets,
         group_settings, hold_state, host_updates, hostname, init, is_elastic, is_homogeneous,
         is_initialized, jax_ordered_calls, join, lacks_rendezvous, launcher, leave_at_exit,
-        leave_interrupted, local_rank, local_size, needs_sync, process_set_ids, process_set_ranks,
-        rank, registered_process_set, remove_process_set, shutdown, signal_grace, size,
-        start_timeline, stop_timeline, transports,
+        leave_interrupted, local_rank, local_size, mark_input, mark_step, needs_sync,
+        process_set_ids, process_set_ranks, rank, registered_process_set, remove_process_set,
+        shutdown, signal_grace, size, start_timeline, stats, stop_timeline, transports,
     };
     #[pymodule_export]
     use crate::submit::{enqueue, scattered_rows, wait, wait_softly};

@@ -363,6 +363,28 @@ pub(crate) fn stop_timeline(py: Python<'_>) -> PyResult<bool> {
     Ok(detached(py, || engine.stop_timeline()))
 }
 
+/// The figures of this rank, on rank 0 of all ranks, as a JSON document; None when nothing is measured.
+#[pyfunction]
+pub(crate) fn stats(py: Python<'_>) -> PyResult<Option<String>> {
+    let engine = engine(py)?;
+    Ok(detached(py, || engine.stats().map(|stats| stats.to_json())))
+}
+
+/// The script has ended a step.
+#[pyfunction]
+pub(crate) fn mark_step(py: Python<'_>) -> PyResult<()> {
+    engine(py)?.mark_step();
+    Ok(())
+}
+
+/// The script has waited so many seconds for its input.
+#[pyfunction]
+pub(crate) fn mark_input(py: Python<'_>, seconds: f64) -> PyResult<()> {
+    let lasted = std::time::Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default();
+    engine(py)?.mark_input(lasted);
+    Ok(())
+}
+
 /// Transports in use on this machine, by kind of link.
 #[pyfunction]
 pub(crate) fn transports() -> BTreeMap<&'static str, &'static str> {

@@ -203,7 +203,7 @@ macro_rules! whole {
         }
     )*};
 }
-whole!(u8, u32, u64, usize);
+whole!(u8, u16, u32, u64, usize);
 
 impl<T: Number> Kind for Whole<T> {
     type Value = T;

@@ -308,6 +308,17 @@ table! {
     }, Each;
     /// 1 leaves the time out of log lines
     LOG_HIDE_TIME: Flag = "HOROVOD_LOG_HIDE_TIME", Flag(false), Each;
+    /// 0 measures nothing: no figures for `hvd.stats()` and what shows them, see watching.md
+    METRICS: Flag = "HOROVOD_METRICS", Flag(true), Each;
+    /// port where rank 0 shows the job's figures, as a page and as text for Prometheus; 0 means any free one
+    METRICS_PORT: Optional<Whole<u16>> =
+        "HOROVOD_METRICS_PORT", Optional { kind: Whole::any(0), unset: "none" }, Rank0;
+    /// address where rank 0 listens on that port; 0.0.0.0 lets other hosts in, without encryption
+    METRICS_ADDRESS: Text = "HOROVOD_METRICS_ADDRESS", Text("127.0.0.1"), Rank0;
+    /// secret in the path of the page and the text: at least 16 letters, digits, `-` or `_`
+    METRICS_TOKEN: Optional<Text> = "HOROVOD_METRICS_TOKEN", Optional::text("a random one"), Rank0;
+    /// file that rank 0 writes the figures to every 5 seconds, for the textfile collector of node_exporter
+    METRICS_TEXTFILE: Optional<Text> = "HOROVOD_METRICS_TEXTFILE", Optional::text("none"), Rank0;
     /// file that rank 0 writes a timeline of all ranks to; DYNAMIC: only between start_timeline and stop_timeline
     TIMELINE: Optional<Text> = "HOROVOD_TIMELINE", Optional::text("none"), Each;
     /// 1 marks each batch of answers of the coordinator in the timeline

@@ -33,6 +33,8 @@ mod key;
 #[cfg(not(loom))]
 mod link;
 #[cfg(not(loom))]
+mod local_server;
+#[cfg(not(loom))]
 mod mesh;
 #[cfg(not(loom))]
 pub mod payload;
@@ -69,6 +71,7 @@ pub use self::{
     data::Data,
     key::JobKey,
     link::{Aborted, Idle, Link, LinkError},
+    local_server::{LocalConnection, LocalServer},
     mesh::{
         CONNECTIONS_MAX, Congestion, ConnectError, FAN_OUT, Finder, HEARTBEAT, Interrupt,
         Membership, Mesh, MeshConfig, Place, connect,

@@ -5,12 +5,14 @@ mod consistency;
 mod elastic;
 mod log;
 mod members;
+mod metrics;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 pub use horovod_autotune::AutotuneSettings;
+use horovod_metrics::PublishSettings;
 use horovod_settings::{self as settings, Decimal, Declaration};
 pub use horovod_settings::{
     Environment, JoinAverage, ProcessEnvironment, SETTINGS, Setting, nearest_setting,
@@ -119,6 +121,8 @@ pub struct Config {
     pub heartbeat: Option<Duration>,
     pub encrypt: bool,
     pub checksums: bool,
+    pub metrics: bool,
+    pub publish: PublishSettings,
     pub timeline: Option<TimelineSetting>,
     pub timeline_mark_cycles: bool,
     pub algorithms: Algorithms,
@@ -227,6 +231,8 @@ impl Config {
             heartbeat: heartbeat(env)?,
             encrypt: settings::ENCRYPT.read(env)?,
             checksums: settings::DATA_CHECKSUM.read(env)?,
+            metrics: settings::METRICS.read(env)?,
+            publish: metrics::publish(env)?,
             timeline: settings::TIMELINE
                 .read(env)?
                 .map(|value| match value.as_str() {

@@ -5,6 +5,7 @@ Beside them `is_homogeneous`, which not every framework's module has.
 
 from horovod.common._objects import allgather_object, broadcast_object
 from horovod.common._ops import Adasum, Average, Max, Min, Product, Sum
+from horovod.common._script_helpers import average_metrics, on_rank_zero
 from horovod.common._waiting import barrier, join, poll
 from horovod.common.basics import basics
 from horovod.common.exceptions import HorovodInternalError, HorovodStalledError
@@ -28,6 +29,7 @@ __all__ = [
     "Sum",
     "add_process_set",
     "allgather_object",
+    "average_metrics",
     "barrier",
     "broadcast_object",
     "ccl_built",
@@ -48,6 +50,8 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "on_rank_zero",
+    "phase",
     "poll",
     "rank",
     "remove_process_set",
@@ -55,6 +59,8 @@ __all__ = [
     "shutdown",
     "size",
     "start_timeline",
+    "stats",
+    "step",
     "stop_timeline",
 ]
 
@@ -62,6 +68,9 @@ init = basics.init
 shutdown = basics.shutdown
 is_initialized = basics.is_initialized
 start_timeline = basics.start_timeline
+stats = basics.stats
+step = basics.step
+phase = basics.phase
 stop_timeline = basics.stop_timeline
 size = basics.size
 local_size = basics.local_size

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import json
 import logging
 import os
 import sys
@@ -338,6 +339,68 @@ class HorovodBasics:
         self._require_init()
         if not _core.stop_timeline():
             _log.info("stop_timeline: no timeline is being recorded.")
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of the job: what each rank has done, and for whom and what it has waited.
+
+        Rank 0 knows all ranks, which report to it once a second; on every other rank the lists hold this rank only.
+        Times are in seconds and sizes in bytes, as the keys say; docs/watching.md explains every key. Counters begin
+        at `init`.
+
+        Returns
+        -------
+        dict
+            `rank`, `size`, `restarts`; `ranks`, a list of dictionaries in the order of the ranks; and `hosts`, a list
+            in the order of the hosts' first ranks.
+
+        Raises
+        ------
+        ValueError
+            Horovod is not initialised, or `HOROVOD_METRICS=0` has turned measuring off.
+        """
+        self._require_init()
+        document = _core.stats()
+        if document is None:
+            raise ValueError(
+                "Nothing is measured, for HOROVOD_METRICS=0 was set at hvd.init(). Leave the variable out, "
+                "or set it to 1."
+            )
+        figures: dict[str, Any] = json.loads(document)
+        return figures
+
+    def step(self) -> None:
+        """Mark the end of a training step, for `steps` of `stats()` and what shows it.
+
+        Raises
+        ------
+        ValueError
+            Horovod is not initialised.
+        """
+        self._require_init()
+        _core.mark_step()
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Mark what the script does meanwhile, as in `with hvd.phase("data"): batch = next(batches)`.
+
+        Parameters
+        ----------
+        name
+            `"data"`: the script waits for its input, which `input_seconds` of `stats()` counts.
+
+        Raises
+        ------
+        ValueError
+            There is no phase of this name, or Horovod is not initialised.
+        """
+        if name != "data":
+            raise ValueError(f'hvd.phase({name!r}): there is no such phase, expected "data".')
+        self._require_init()
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            _core.mark_input(time.monotonic() - begin)
 
     def size(self) -> int:
         """Number of processes of the job. ValueError before `init`, as in all functions below."""

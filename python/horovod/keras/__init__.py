@@ -42,6 +42,7 @@ from horovod.common.api import (
     shutdown,
     size,
     start_timeline,
+    stats,
     stop_timeline,
 )
 from horovod.common.process_sets import ProcessSet
@@ -85,6 +86,7 @@ __all__ = [
     "shutdown",
     "size",
     "start_timeline",
+    "stats",
     "stop_timeline",
 ]
 

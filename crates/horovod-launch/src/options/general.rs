@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use super::{
     Action, Form, OptionSpec, Options, Wrong, at_least_zero, not_whole, option, too_large, whole,
 };
-use crate::args::{Shell, text};
+use crate::args::{Shell, Wanted, text};
 use crate::hosts::without_last_comma;
 use crate::mpi::Starter;
 use horovod_doctor::Form as DoctorForm;
@@ -70,6 +70,20 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
             Ok(())
         }),
         "start nothing: look at hosts and network for 15 s at most, say what to mend",
+    ),
+    option(
+        GENERAL,
+        &["--status"],
+        Action::Either("JOB", |o, v| {
+            o.status = Some(match text(v)? {
+                "" => Wanted::All,
+                pid => Wanted::Process(pid.parse().map_err(|_| {
+                    format!("must be the number of rank 0's process, or nothing, got {pid:?}")
+                })?),
+            });
+            Ok(())
+        }),
+        "start nothing: show the jobs of this user whose rank 0 runs on this host",
     ),
     option(
         GENERAL,

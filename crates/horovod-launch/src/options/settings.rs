@@ -164,6 +164,20 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
         "autotune.gaussian_process_noise",
     ),
     value(
+        &["--metrics-port"],
+        "PORT",
+        &settings::METRICS_PORT,
+        Written::Whole,
+        "metrics.port",
+    ),
+    value(
+        &["--metrics-textfile"],
+        "FILE",
+        &settings::METRICS_TEXTFILE,
+        Written::Text,
+        "metrics.textfile",
+    ),
+    value(
         &["--timeline-filename"],
         "FILE",
         &settings::TIMELINE,

@@ -27,6 +27,16 @@ pub(super) enum Who {
 }
 
 impl Who {
+    /// The rank behind an aggregator, if it is one.
+    fn only(&self) -> Option<Rank> {
+        match self {
+            Self::Some { ranks, members } if ranks.len() == 1 && members.is_empty() => {
+                ranks.iter().next()
+            }
+            _ => None,
+        }
+    }
+
     /// The members of a set it means, `None` if it speaks for strangers to the set. Never empty.
     fn of(&self, set: &RegisteredSet, links: &Links) -> Option<RankSet> {
         let ranks = match self {
@@ -222,6 +232,7 @@ impl Coordinator {
                 arrived: self.spare.pop().unwrap_or_default(),
                 starter: link,
                 since: self.now,
+                alone: None,
                 report_at: self.stall.started(self.now),
                 order: self.arrivals,
                 signature: Arc::clone(&signature),
@@ -258,7 +269,21 @@ impl Coordinator {
         } else {
             self.joins.absent_count(&set.bits, &pending.arrived)
         };
-        if pending.arrived.len() + absent == set.members.len() {
+        let missing = set
+            .members
+            .len()
+            .saturating_sub(pending.arrived.len() + absent);
+        if missing == 1 {
+            pending.alone = Some(self.now);
+        }
+        let alone = pending.alone;
+        if missing == 0 {
+            if let (Some(late), Some(alone)) = (&mut self.lateness, alone) {
+                match who.only() {
+                    Some(rank) => late.completes_by(self.now, rank, alone),
+                    None => late.completes(self.now, link, alone),
+                }
+            }
             self.complete(index);
         }
         Ok(())
@@ -304,6 +329,7 @@ impl Coordinator {
             arrived,
             starter,
             since,
+            alone: None,
             report_at: self.stall.report_at(since),
             order: self.arrivals,
             signature: Arc::clone(&line.signature),

@@ -213,7 +213,8 @@ pub(crate) fn is_same_user(_connection: &Fd) -> bool {
     true
 }
 
-/// A Unix listener with a name that nobody can guess; dropping it removes the name.
+/// A Unix listener; dropping it removes the name.
+#[derive(Debug)]
 pub(crate) struct UnixListener {
     pub(crate) fd: Arc<Fd>,
     pub(crate) name: String,
@@ -238,6 +239,11 @@ pub(crate) fn unix_listen() -> io::Result<UnixListener> {
         .join(name)
         .to_string_lossy()
         .into_owned();
+    unix_listen_as(name)
+}
+
+/// Listens on a local socket of this name.
+pub(crate) fn unix_listen_as(name: String) -> io::Result<UnixListener> {
     let fd = socket(AddressFamily::UNIX)?;
     rustix::net::bind(fd.get()?, &unix_address(&name)?)?;
     // Before it listens, so that nobody else ever gets through.

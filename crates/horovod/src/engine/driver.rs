@@ -10,6 +10,7 @@ mod ending;
 mod execution;
 mod inspect;
 mod links;
+mod measuring;
 mod membership;
 mod node;
 mod on_device;
@@ -283,6 +284,7 @@ impl Driver {
             });
         }
         self.pump.await_on_device();
+        self.pump.take_last_figures();
         let orderly = !self.pump.membership.is_over() && !self.broken;
         for (_, backend) in &mut self.devices {
             backend.close(orderly);
@@ -443,6 +445,9 @@ impl Pump {
                 }
                 drop(state);
                 self.recording.ended_without_data(&result, entry.as_ref());
+                if let (Some(metrics), true) = (&self.shared.metrics, result.is_ok()) {
+                    metrics.counters.control_ends();
+                }
                 // An owner may run foreign code: not under our lock.
                 drop(entry);
                 let result = result.map(OpResult::plain).map_err(Error::from);
@@ -476,6 +481,9 @@ impl Pump {
             }
             NodeAction::Stall(report) => {
                 self.recording.stalled(&report);
+                if let Some(metrics) = &self.shared.metrics {
+                    metrics.counters.stalled();
+                }
                 let unheard = unheard(&report, self.links.tree());
                 if report.shutdown {
                     tracing::error!("{report}{unheard}");
@@ -496,6 +504,7 @@ impl Pump {
 
     fn send_up(&mut self, message: &ToCoordinator) {
         if let Some(parent) = self.links.parent() {
+            self.send_last_figures(message);
             self.links.new_frame();
             self.send(parent, |frame| message.encode(frame));
         }

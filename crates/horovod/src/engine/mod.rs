@@ -27,6 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use horovod_metrics::{Metrics, Publisher, Snapshot};
 use horovod_protocol::{
     Device, EntryId, ExecItem, Leaving, Op, OperationTag, ProcessSetId, Rank, Request, Time,
     Worker, WorkerAction, WorkerConfig,
@@ -70,6 +71,8 @@ pub struct Engine {
     callback_thread: Mutex<Option<JoinHandle<()>>>,
     /// It was started, which happens with the first submission that has one.
     has_callback_thread: AtomicBool,
+    /// Shows the job's figures, on rank 0.
+    publisher: Mutex<Option<Publisher>>,
 }
 
 /// State that all threads access without the driver lock.
@@ -87,6 +90,8 @@ pub(crate) struct EngineState {
     timeline: Arc<Timeline>,
     callers: callers::Callers,
     replicas: replicas::ReplicaReports,
+    /// `None`: nothing is measured.
+    metrics: Option<Arc<Metrics>>,
 }
 
 /// A call whose end is still to be recorded: the timeline stays open for it.
@@ -191,6 +196,8 @@ pub struct Entry {
     submitted: Option<Stamp>,
     /// The allocator of its outputs; `None`: the engine.
     allocator: Option<Allocator>,
+    /// When it was submitted, by the clock of the engine, if it ends with a callback and that is measured.
+    called_back: Option<Time>,
 }
 
 impl Entry {
@@ -245,6 +252,9 @@ impl EngineState {
             timeline: Arc::new(timeline),
             callers: callers::Callers::new(),
             replicas: replicas::ReplicaReports::default(),
+            metrics: config
+                .metrics
+                .then(|| Arc::new(Metrics::new(&mesh.topology, started))),
         }
     }
 
@@ -308,6 +318,9 @@ impl Engine {
             // It is armed, for there is a setting.
             let _ = shared.timeline.start(path, mark_cycles);
         }
+        let metrics = shared.metrics.as_ref();
+        let publisher = metrics.filter(|_| topology.rank == Rank(0));
+        let publisher = publisher.map(|metrics| Publisher::start(&config.publish, metrics));
         let sleeper = mesh.waiter.sleeper();
         let driver = driver::Driver::new(&config, mesh, backends, shared.clone());
         let driver_lock = Arc::new(driver_lock::DriverLock::new(
@@ -330,6 +343,7 @@ impl Engine {
             thread: Mutex::new(Some(thread)),
             callback_thread: Mutex::new(None),
             has_callback_thread: AtomicBool::new(false),
+            publisher: Mutex::new(publisher),
         })
     }
 
@@ -465,6 +479,26 @@ impl Engine {
         self.shared.timeline.stop()
     }
 
+    /// The figures of this rank, on rank 0 of all ranks; `None`: nothing is measured.
+    pub fn stats(&self) -> Option<Snapshot> {
+        let metrics = self.shared.metrics.as_ref();
+        metrics.map(|metrics| metrics.snapshot())
+    }
+
+    /// The script has ended a step.
+    pub fn mark_step(&self) {
+        if let Some(metrics) = &self.shared.metrics {
+            metrics.counters.step_ends();
+        }
+    }
+
+    /// The script has waited so long for its input.
+    pub fn mark_input(&self, lasted: Duration) {
+        if let Some(metrics) = &self.shared.metrics {
+            metrics.counters.input_took(nanos(lasted));
+        }
+    }
+
     /// Members of a set in ascending order; `None` when it is not registered.
     pub fn members(&self, set: ProcessSetId) -> Option<Vec<Rank>> {
         self.shared.lock().worker.members(set).map(<[Rank]>::to_vec)
@@ -514,6 +548,8 @@ impl Engine {
                 tracing::error!("the {name} thread ended by a panic");
             }
         }
+        let publisher = self.publisher.lock();
+        publisher.unwrap_or_else(PoisonError::into_inner).take();
     }
 
     /// Whether the engine's thread has left its loop.

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use horovod_metrics::Metrics;
 use horovod_protocol::{
     Completion, DType, Device, EntryId, Op, ProcessSetId, Rank, ReduceOp, Scale,
 };
@@ -157,7 +158,8 @@ impl Engine {
         if device != Device::Cpu {
             check_layout(device, tensors, late && allocator.is_none())?;
         }
-        if matches!(submission.end, Delivery::ToCallback(_)) || allocator.is_some() {
+        let is_called_back = matches!(submission.end, Delivery::ToCallback(_));
+        if is_called_back || allocator.is_some() {
             self.start_callback_thread()?;
         }
         check_sizes(tensors)?;
@@ -199,11 +201,14 @@ impl Engine {
             state.count_unnamed(set, prefix);
         }
         let submitted = self.shared.timeline.stamp();
+        let called_back = is_called_back && self.shared.metrics.is_some();
+        let called_back = called_back.then(|| self.shared.now());
         let entry = Entry {
             tensors: submission.tensors,
             splits,
             submitted,
             allocator,
+            called_back,
         };
         state.insert(id, entry);
         Ok(handle)
@@ -240,6 +245,7 @@ impl Engine {
     fn wait_unrecorded(&self, handle: Handle, timeout: Duration, wait: Wait) -> Waited {
         self.shared.callers.waits(handle, wait == Wait::Soft);
         let is_announced = wait != Wait::Announcing;
+        let _measured = self.shared.metrics.as_deref().map(Metrics::wait);
         let waited = self.driver_lock.wait(handle, timeout, is_announced);
         let callers = &self.shared.callers;
         match &waited {

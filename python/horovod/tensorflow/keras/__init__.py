@@ -35,6 +35,7 @@ from horovod.common.api import (
     shutdown,
     size,
     start_timeline,
+    stats,
     stop_timeline,
 )
 from horovod.tensorflow.compression import Compression
@@ -80,6 +81,7 @@ __all__ = [
     "shutdown",
     "size",
     "start_timeline",
+    "stats",
     "stop_timeline",
 ]
 

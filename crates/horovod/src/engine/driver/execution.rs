@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use horovod_metrics::Begun;
 use horovod_protocol::{Device, Execution, Op, Shape};
 use horovod_transport::Aborted;
 
@@ -27,6 +28,8 @@ pub(super) struct ExecutionTask {
     pub(super) execution: Execution,
     pub(super) entries: Vec<Option<Entry>>,
     pub(super) recorded: Option<Box<Recorded>>,
+    /// If it is measured.
+    pub(super) begun: Option<Begun>,
     pub(super) memory: OutputMemory,
     pub(super) staging: Staging,
     /// As in [`Start`].
@@ -199,10 +202,12 @@ impl Driver {
         let stages = self.host.stages();
         let recorded = self.pump.recording.begins(&execution, &entries, stages);
         self.pump.begins(&execution);
+        let begun = self.pump.measure_begin(&entries);
         Some(ExecutionTask {
             execution,
             entries,
             recorded,
+            begun,
             memory: OutputMemory::NotAsked,
             staging: Staging::NotBegun,
             received: Vec::new(),
@@ -484,8 +489,10 @@ impl Pump {
         let ExecutionTask {
             execution,
             recorded,
+            begun,
             ..
         } = task;
+        self.measure_end(begun, &execution);
         let now = || self.shared.now();
         // First: who learns of the end may stop the recording.
         self.recording

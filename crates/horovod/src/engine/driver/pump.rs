@@ -10,6 +10,7 @@ use horovod_protocol::{LossCause, PeerLost, Rank, Time};
 use horovod_transport::{Aborted, ControlEvent, Idle};
 
 use super::links::{ControlPlane, Links};
+use super::measuring::Measuring;
 use super::membership::Membership;
 use super::node::Node;
 use super::on_device::DeviceExecutions;
@@ -34,6 +35,7 @@ pub(super) struct Pump {
     pub(super) shared: Arc<EngineState>,
     pub(super) links: Links,
     pub(super) node: Node,
+    pub(super) measuring: Measuring,
     pub(super) membership: Membership,
     pub(super) queue: ExecutionQueue,
     /// Executions that go on by themselves.
@@ -102,8 +104,13 @@ impl Interruption {
 impl Pump {
     pub(super) fn new(config: &Config, plane: ControlPlane, shared: Arc<EngineState>) -> Self {
         let topology = &plane.topology;
+        let mut node = Node::new(config, topology, &plane.tree);
+        if shared.metrics.is_some() {
+            node.count_lateness();
+        }
         Self {
-            node: Node::new(config, topology, &plane.tree),
+            node,
+            measuring: Measuring::default(),
             membership: Membership::default(),
             queue: ExecutionQueue::default(),
             on_device: DeviceExecutions::default(),
@@ -176,6 +183,8 @@ impl Pump {
         let Some(received) = received else { return };
         if Inspection::is_meant(&received) {
             self.inspection.hears(&received, &self.shared, executes);
+        } else if horovod_metrics::is_message(received.message) {
+            self.take_figures(&received);
         } else if replicas::is_message(received.message) {
             self.handle_replica(&received);
         } else {
@@ -261,7 +270,8 @@ impl Pump {
 
     /// Tells the neighbours that this rank lives and sees whether they do, if it is time. `true`: there may be news.
     pub(super) fn check_neighbours(&mut self, now: Time) -> bool {
-        !self.membership.is_over() && (self.links.check_neighbours(now) | self.watch_devices(now))
+        !self.membership.is_over()
+            && (self.links.check_neighbours(now) | self.watch_devices(now) | self.send_figures(now))
     }
 
     /// Whether the thread may end: this process asked for it and the peers know, or cannot be told.

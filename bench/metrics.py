@@ -1,0 +1,75 @@
+"""Cost of measuring a job (docs/watching.md): step time and processor time with and without it, in turns.
+
+Usage: python bench/metrics.py [-np N] [--workloads W ...] [--pairs K] [--seconds S] [--json FILE]
+
+  small     100 allreduces of 1 KiB, each synchronised: nothing but operations
+  many      1000 allreduces of 1 KiB, all synchronised at the end
+  resnet    the 161 gradients of ResNet-50, likewise
+  training  steps of overlap.py's transformer with DistributedOptimizer
+
+One job per workload. Blocks of S seconds with and without measuring take turns in the same processes, which leave the
+job and begin it again in between. For each pair the ratio of the blocks' figures is taken. Shown are the median of
+these ratios and their quartiles, beside the same of neighbouring blocks without measuring: the noise of the machine
+itself. Processor time is that of all ranks and threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import launch
+import timeline
+from processes import unwind_on_sigterm
+
+WORKLOADS = ("small", "many", "resnet", "training")
+LIMIT_S = 300
+
+
+def measure(workload: str, ranks: int, pairs: int, seconds: float) -> dict:
+    """Every block of one job."""
+    found: dict = {"workload": workload, "off": [], "on": []}
+    options = ("--workload", workload, "--pairs", str(pairs), "--seconds", str(seconds))
+    for record in launch.run("horovod", ranks, "metrics_rank.py", *options, limit_s=LIMIT_S):
+        if "variant" in record:
+            found[record.pop("variant")].append(record)
+        else:
+            found |= record
+    return found
+
+
+def report(found: dict) -> list[str]:
+    """Rows for a reader."""
+    rows = [
+        f"{found['workload']}, {found['ranks']} ranks, {len(found['on'])} pairs of {found['steps']} steps"
+    ]
+    for key, name in (("mean", "step"), ("median", "median step"), ("others", "processors")):
+        on = timeline.spread(timeline.ratios(found, key))
+        off = timeline.spread(timeline.stray(found, key))
+        rows.append(f"  {name}: on beside off {on}, off beside off {off}")
+    return rows
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-np", "--num-proc", type=int, default=2)
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=0.4, help="length of a block")
+    parser.add_argument("--json", type=Path, help="write all figures here")
+    options = parser.parse_args()
+    unwind_on_sigterm()
+    found = []
+    for workload in options.workloads:
+        found.append(measure(workload, options.num_proc, options.pairs, options.seconds))
+        print("\n".join(report(found[-1])), end="\n\n", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

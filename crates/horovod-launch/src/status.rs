@@ -1,0 +1,76 @@
+//! `horovodrun --status`: the figures of running jobs of this user on this host, whoever started them.
+
+use std::fmt::Write;
+
+use horovod_metrics::status::{Job, jobs};
+
+/// The jobs that are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// All jobs of this user.
+    All,
+    /// The one whose rank 0 is this process.
+    Process(u32),
+}
+
+/// The text about these jobs, or why there is none.
+pub(crate) fn report(wanted: Wanted) -> Result<String, String> {
+    let all =
+        jobs().map_err(|e| format!("--status: the system does not list local sockets: {e}"))?;
+    describe(wanted, &all, |job| {
+        job.ask("status").map_err(|e| e.to_string())
+    })
+}
+
+fn describe(
+    wanted: Wanted,
+    all: &[Job],
+    ask: impl Fn(&Job) -> Result<String, String>,
+) -> Result<String, String> {
+    let is_wanted = |job: &&Job| wanted == Wanted::All || wanted == Wanted::Process(job.pid);
+    let mut text = String::new();
+    let mut failures = String::new();
+    for job in all.iter().filter(is_wanted) {
+        match ask(job) {
+            Ok(status) => {
+                let gap = if text.is_empty() { "" } else { "\n" };
+                // A String takes everything.
+                let _ = write!(text, "{gap}job {}: {status}", job.pid);
+            }
+            Err(e) => {
+                let _ = write!(failures, "\njob {} does not answer: {e}", job.pid);
+            }
+        }
+    }
+    if text.is_empty() {
+        let mut why = match wanted {
+            Wanted::All => "no job of this user has its rank 0 on this host".to_owned(),
+            Wanted::Process(pid) => {
+                format!("process {pid} is no rank 0 of a job of this user on this host")
+            }
+        };
+        let others: Vec<String> = all.iter().map(|job| job.pid.to_string()).collect();
+        if failures.is_empty() && !others.is_empty() {
+            let _ = write!(why, "; there is {}", others.join(", "));
+        }
+        return Err(format!("--status: {why}{failures}"));
+    }
+    text.push_str(failures.trim_start());
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_there_is_no_job_that_is_an_error() {
+        let error = describe(Wanted::All, &[], |_| Ok(String::new())).expect_err("no job");
+        assert_eq!(
+            error,
+            "--status: no job of this user has its rank 0 on this host"
+        );
+        let error = describe(Wanted::Process(7), &[], |_| Ok(String::new())).expect_err("no job");
+        assert!(error.contains("process 7 is no rank 0"), "{error}");
+    }
+}

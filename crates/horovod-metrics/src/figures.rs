@@ -1,0 +1,205 @@
+//! The figures of a rank and of a host at one moment, and how they travel. Each figure is declared once: its key, unit
+//! and meaning in `hvd.stats()`, in the exported text and in the documentation follow from the table.
+
+use horovod_protocol::DecodeError;
+use horovod_protocol::wire::{Reader, Writer};
+
+use crate::kinds::{KINDS, LINKS};
+
+/// The unit of a figure, as users see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// A number of things.
+    Count,
+    /// Seconds; the figure holds nanoseconds.
+    Seconds,
+    /// Bytes.
+    Bytes,
+}
+
+/// The behaviour of a figure over time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Course {
+    /// It only grows while the rank lives.
+    Counter,
+    /// It rises and falls.
+    Gauge,
+}
+
+/// One declared figure of a `T`.
+#[derive(Debug)]
+pub struct Figure<T> {
+    /// Its key in `hvd.stats()`, which ends with the unit.
+    pub key: &'static str,
+    /// The behaviour over time.
+    pub course: Course,
+    /// The unit.
+    pub unit: Unit,
+    /// Its meaning in one line.
+    pub help: &'static str,
+    /// Reads the figure.
+    pub get: fn(&T) -> u64,
+}
+
+impl<T> Figure<T> {
+    /// The value in the unit, as users see it.
+    #[must_use]
+    pub fn value(&self, of: &T) -> f64 {
+        in_unit(self.unit, (self.get)(of))
+    }
+}
+
+/// A raw figure in its unit.
+#[must_use]
+pub fn in_unit(unit: Unit, raw: u64) -> f64 {
+    match unit {
+        Unit::Seconds => raw as f64 / 1e9,
+        Unit::Count | Unit::Bytes => raw as f64,
+    }
+}
+
+macro_rules! figures {
+    ($(#[$meta:meta])* $name:ident, $table:ident:
+     $($field:ident = $key:literal, $course:ident, $unit:ident, $help:literal;)+) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        pub struct $name {
+            $(#[doc = $help] pub $field: u64,)+
+        }
+
+        impl $name {
+            /// Counters never fall: where a later reading attributes time otherwise, the former value stays.
+            pub fn keep_from_falling(&mut self, before: &Self) {
+                $(if Course::$course == Course::Counter {
+                    self.$field = self.$field.max(before.$field);
+                })+
+            }
+
+            fn write(&self, w: &mut Writer<'_>) {
+                $(w.varint(self.$field);)+
+            }
+
+            fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+                Ok(Self { $($field: r.varint($key)?,)+ })
+            }
+        }
+
+        /// All of them, in the order of the documentation.
+        pub static $table: &[Figure<$name>] = &[
+            $(Figure {
+                key: $key,
+                course: Course::$course,
+                unit: Unit::$unit,
+                help: $help,
+                get: |figures| figures.$field,
+            },)+
+        ];
+    };
+}
+
+figures! {
+    /// Figures of one rank that are single numbers. Times are in nanoseconds.
+    RankFigures, RANK_FIGURES:
+    elapsed = "elapsed_seconds", Counter, Seconds, "time since the rank initialised";
+    waiting = "waiting_seconds", Counter, Seconds, "time in which the script waited for an operation that other ranks had not begun";
+    communicating = "communicating_seconds", Counter, Seconds, "time in which the script waited while its operation was carried out";
+    computing = "computing_seconds", Counter, Seconds, "time in which the script waited for no operation";
+    carrying_out = "operation_seconds", Counter, Seconds, "time in which operations were carried out, also behind the script's back";
+    collectives = "collectives", Counter, Count, "executions, each of one operation or of several fused ones";
+    awaited = "awaited_seconds", Counter, Seconds, "time in which all other ranks had begun an operation and this rank had not";
+    last = "came_last", Counter, Count, "times that this rank was the last to begin an operation";
+    queued = "queued_operations", Gauge, Count, "operations that this rank has begun and the ranks have not agreed on yet";
+    cache_hits = "cache_hits", Counter, Count, "operations that the ranks knew already";
+    cache_misses = "cache_misses", Counter, Count, "operations that had to be described to the ranks";
+    stalls = "stalls", Counter, Count, "stall warnings, on rank 0";
+    steps = "steps", Counter, Count, "steps that the script has marked by hvd.step()";
+    input = "input_seconds", Counter, Seconds, "time that the script has marked by hvd.phase(\"data\")";
+    cpu = "cpu_seconds", Counter, Seconds, "processor time of the process, all threads together";
+    memory = "memory_bytes", Gauge, Bytes, "memory of the process";
+    peak_memory = "peak_memory_bytes", Gauge, Bytes, "most memory that the process has had";
+}
+
+figures! {
+    /// Figures of one host. Times are in nanoseconds, of all its processors together.
+    HostFigures, HOST_FIGURES:
+    processors = "processors", Gauge, Count, "processors of the host";
+    busy = "busy_seconds", Counter, Seconds, "processor time that was used, by whomever";
+    steal = "steal_seconds", Counter, Seconds, "processor time that the hypervisor gave to others";
+    memory = "memory_bytes", Gauge, Bytes, "memory of the host";
+    available = "available_memory_bytes", Gauge, Bytes, "memory that is available without swapping";
+    swapped = "swapped_bytes", Gauge, Bytes, "memory in swap";
+    received = "received_bytes", Counter, Bytes, "bytes received by network interfaces other than loopback";
+    sent = "sent_bytes", Counter, Bytes, "bytes sent by network interfaces other than loopback";
+}
+
+/// Counts by kind of operation and kind of link.
+pub type ByKind = [[u64; LINKS]; KINDS];
+
+/// All figures of one rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// The rank.
+    pub rank: u32,
+    /// Single numbers.
+    pub figures: RankFigures,
+    /// Operations: each tensor, or group, counts.
+    pub operations: ByKind,
+    /// Bytes of this rank's tensors.
+    pub bytes: ByKind,
+    /// The rank's host; only from the first rank of each host.
+    pub host: Option<HostFigures>,
+}
+
+impl Report {
+    /// Bytes that one report may need at most: 10 per number.
+    pub(crate) const BYTES_MAX: usize =
+        10 * (3 + RANK_FIGURES_COUNT + 2 * KINDS * LINKS + HOST_FIGURES_COUNT);
+
+    pub(crate) fn write(&self, w: &mut Writer<'_>) {
+        w.varint(u64::from(self.rank));
+        self.figures.write(w);
+        for table in [&self.operations, &self.bytes] {
+            table.iter().flatten().for_each(|n| w.varint(*n));
+        }
+        w.u8(u8::from(self.host.is_some()));
+        if let Some(host) = &self.host {
+            host.write(w);
+        }
+    }
+
+    pub(crate) fn read(r: &mut Reader<'_>, size: u32) -> Result<Self, DecodeError> {
+        let rank = r.varint_u32("rank")?;
+        if rank >= size {
+            return Err(DecodeError::BadValue {
+                what: "rank",
+                value: u64::from(rank),
+            });
+        }
+        let figures = RankFigures::read(r)?;
+        let mut tables = [ByKind::default(); 2];
+        for n in tables.iter_mut().flatten().flatten() {
+            *n = r.varint("count")?;
+        }
+        let [operations, bytes] = tables;
+        let host = match r.u8("whether a host follows")? {
+            0 => None,
+            1 => Some(HostFigures::read(r)?),
+            value => {
+                return Err(DecodeError::BadValue {
+                    what: "whether a host follows",
+                    value: u64::from(value),
+                });
+            }
+        };
+        Ok(Self {
+            rank,
+            figures,
+            operations,
+            bytes,
+            host,
+        })
+    }
+}
+
+const RANK_FIGURES_COUNT: usize = size_of::<RankFigures>() / size_of::<u64>();
+const HOST_FIGURES_COUNT: usize = size_of::<HostFigures>() / size_of::<u64>();

@@ -1,0 +1,242 @@
+//! The figures of a running job: each rank counts, once a second the reports travel up the control tree to rank 0, and
+//! who asks there sees the job.
+//!
+//! The engine tells what it knows, and carries the messages. Nothing here knows the engine, nor any device.
+#![forbid(unsafe_code)]
+
+mod counters;
+mod figures;
+mod host;
+mod http;
+mod json;
+mod kinds;
+mod latest_reports;
+mod openmetrics;
+mod periodic;
+mod publisher;
+mod sampler;
+mod snapshot;
+pub mod status;
+#[cfg(feature = "testing")]
+pub mod testing;
+mod text;
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use horovod_protocol::{DecodeError, Lateness, Rank};
+use horovod_transport::Topology;
+
+use sampler::Sampler;
+
+pub use counters::{Begun, Counters};
+pub use figures::{
+    ByKind, Course, Figure, HOST_FIGURES, HostFigures, RANK_FIGURES, RankFigures, Report, Unit,
+    in_unit,
+};
+pub use kinds::{KINDS, Kind, LINKS, Link};
+pub use latest_reports::{Round, is_message};
+pub use publisher::{PublishSettings, Publisher};
+pub use snapshot::{HostRow, RankRow, Snapshot};
+
+/// The number of a rendezvous' first generation.
+const FIRST_GENERATION: u64 = 1;
+/// Time between two reports.
+pub const REPORT_PERIOD_NS: u64 = 1_000_000_000;
+
+/// A wait of a thread of the script, which counts until this is dropped.
+#[must_use = "the wait counts until this is dropped"]
+#[derive(Debug)]
+pub struct MeasuredWait<'a>(&'a Metrics);
+
+impl Drop for MeasuredWait<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.counters.wait_ends(self.0.now());
+    }
+}
+
+/// The measuring of one rank in one generation.
+#[derive(Debug)]
+pub struct Metrics {
+    /// Counted by threads and the driver.
+    pub counters: Counters,
+    me: Rank,
+    is_on_one_host: bool,
+    restarts: u64,
+    started: Instant,
+    places: Vec<Place>,
+    reports: Mutex<latest_reports::LatestReports>,
+    /// When the next report is due, in nanoseconds since the engine started.
+    due: AtomicU64,
+    /// Only on the first rank of a host.
+    sampler: Option<Sampler>,
+    /// The last figures of the driver.
+    from_driver: Mutex<DriverFigures>,
+}
+
+/// Where a rank is.
+#[derive(Clone, Debug)]
+struct Place {
+    host: u32,
+    hostname: Arc<str>,
+}
+
+/// The driver's part of a report.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DriverFigures {
+    /// Operations that the ranks have not agreed on.
+    pub queued: usize,
+    /// Operations that the ranks knew already, and all operations.
+    pub cache_hits: u64,
+    /// Operations that had to be described.
+    pub cache_misses: u64,
+    /// This rank's own lateness, where a node of the tree counts it.
+    pub lateness: Lateness,
+}
+
+impl Metrics {
+    /// Measures from now on. `started` is the zero of the engine's clock.
+    #[must_use]
+    pub fn new(topology: &Topology, started: Instant) -> Self {
+        let first = topology.peers.first().map(|peer| peer.host);
+        Self {
+            counters: Counters::default(),
+            me: topology.rank,
+            is_on_one_host: topology.peers.iter().all(|peer| Some(peer.host) == first),
+            restarts: topology.generation.0.saturating_sub(FIRST_GENERATION),
+            started,
+            places: topology
+                .peers
+                .iter()
+                .map(|peer| Place {
+                    host: peer.host.0,
+                    hostname: peer.hostname.clone(),
+                })
+                .collect(),
+            reports: Mutex::new(latest_reports::LatestReports::new(topology.size)),
+            due: AtomicU64::new(0),
+            sampler: (topology.local_rank() == 0).then(Sampler::start),
+            from_driver: Mutex::default(),
+        }
+    }
+
+    /// Nanoseconds since the engine started.
+    #[inline]
+    #[must_use]
+    pub fn now(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// A thread of the script waits for an operation until this is dropped.
+    #[inline]
+    pub fn wait(&self) -> MeasuredWait<'_> {
+        self.counters.wait_begins(self.now());
+        MeasuredWait(self)
+    }
+
+    /// The widest link between these ranks.
+    #[must_use]
+    pub fn link(&self, members: &[Rank]) -> Link {
+        if self.is_on_one_host {
+            return Link::Host;
+        }
+        let host = |rank: &Rank| self.places.get(rank.index()).map(|place| place.host);
+        let first = members.first().and_then(host);
+        if members.iter().all(|rank| host(rank) == first) {
+            Link::Host
+        } else {
+            Link::Network
+        }
+    }
+
+    /// Whether it is time for a report.
+    #[inline]
+    #[must_use]
+    pub fn is_due(&self, now: u64) -> bool {
+        now >= self.due.load(Relaxed)
+    }
+
+    /// Takes this rank's report. For the driver, when it is due, and at the end.
+    pub fn report(&self, now: u64, from_driver: DriverFigures) {
+        self.due
+            .store(now.saturating_add(REPORT_PERIOD_NS), Relaxed);
+        *lock(&self.from_driver) = from_driver;
+        let report = self.own_report(now);
+        lock(&self.reports).put(report);
+    }
+
+    fn own_report(&self, now: u64) -> Report {
+        let (mut figures, operations, bytes) = self.counters.read(now);
+        let from_driver = *lock(&self.from_driver);
+        figures.queued = from_driver.queued as u64;
+        figures.cache_hits = from_driver.cache_hits;
+        figures.cache_misses = from_driver.cache_misses;
+        figures.awaited = from_driver.lateness.awaited_ns;
+        figures.last = from_driver.lateness.last;
+        host::read_process(&mut figures);
+        Report {
+            rank: self.me.0,
+            figures,
+            operations,
+            bytes,
+            host: self.sampler.as_ref().map(Sampler::latest),
+        }
+    }
+
+    /// Writes the message for the parent: the reports of this rank and of those that report through it. After the last
+    /// one, what comes from below is to be passed on at once.
+    pub fn write_message(&self, out: &mut Vec<u8>, round: Round) {
+        let mut reports = lock(&self.reports);
+        if round == Round::Last {
+            reports.close();
+        }
+        reports.write(out, round);
+    }
+
+    /// A child of this rank in the tree reports. `child` is what this rank has found of the child as a whole, `behind` of
+    /// ranks that report through it. `true`: the reports are to be passed on at once.
+    ///
+    /// # Errors
+    /// The message is not one of ours.
+    pub fn take_message(
+        &self,
+        bytes: &[u8],
+        child: Lateness,
+        behind: impl Fn(Rank) -> Lateness,
+    ) -> Result<bool, DecodeError> {
+        let mut reports = lock(&self.reports);
+        let round = reports.take(bytes, child, behind)?;
+        Ok(reports.is_closing() && round == Round::Last)
+    }
+
+    /// The figures now: on rank 0 of all ranks, elsewhere of this rank.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        let own = self.own_report(self.now());
+        let mut reports = lock(&self.reports);
+        reports.put(own);
+        let is_shown = |rank: u32| self.me == Rank(0) || rank == self.me.0;
+        let latest = reports.latest().filter(|l| is_shown(l.report.rank));
+        let rows = latest.map(|latest| RankRow {
+            hostname: self.hostname(latest.report.rank),
+            age: latest.at.elapsed(),
+            report: latest.report.clone(),
+        });
+        let ranks: Vec<RankRow> = rows.collect();
+        Snapshot::new(self.me.0, self.places.len() as u32, self.restarts, ranks)
+    }
+
+    fn hostname(&self, rank: u32) -> Arc<str> {
+        let place = self.places.get(rank as usize);
+        place.map_or_else(|| "".into(), |place| place.hostname.clone())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,334 @@
+//! Where rank 0 shows the job's figures: a port for browsers and Prometheus, a file for node_exporter, and a local socket
+//! for commands of the same user.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use horovod_transport::{LocalConnection, LocalServer};
+
+use crate::Metrics;
+use crate::http::{self, Resource};
+use crate::openmetrics::{OPENMETRICS_TYPE, openmetrics, prometheus};
+use crate::periodic::Periodic;
+use crate::status::{LOCAL_TOKEN, socket_name};
+
+/// Time that one program has for its request and the answer.
+const EXCHANGE_LIMIT: Duration = Duration::from_secs(5);
+/// Time between two writings of the file.
+const FILE_PERIOD: Duration = Duration::from_secs(5);
+
+/// Where to show the figures, beside the local socket.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PublishSettings {
+    /// Address of the page and the text for Prometheus; `None`: nowhere.
+    pub address: Option<SocketAddr>,
+    /// The secret in the path; `None`: a random one.
+    pub token: Option<String>,
+    /// File for node_exporter.
+    pub textfile: Option<PathBuf>,
+}
+
+/// Shows the figures until it is dropped.
+#[derive(Debug)]
+pub struct Publisher {
+    url: Option<String>,
+    _servers: Vec<Server>,
+    file: Option<(Arc<Metrics>, PathBuf, Option<Periodic>)>,
+}
+
+/// Counts jobs that this process has begun.
+static JOBS: AtomicU32 = AtomicU32::new(0);
+
+impl Publisher {
+    /// Shows the figures of rank 0 from now on. Where something cannot be shown, the log says so and the job goes on.
+    #[must_use]
+    pub fn start(settings: &PublishSettings, metrics: &Arc<Metrics>) -> Self {
+        let mut servers = Vec::new();
+        let name = socket_name(std::process::id(), JOBS.fetch_add(1, Relaxed));
+        let local = LocalServer::unix(&name);
+        let local = local.and_then(|server| Server::start(server, LOCAL_TOKEN, metrics));
+        match local {
+            Ok(server) => servers.push(server),
+            Err(e) => tracing::warn!("horovodrun --status will not find this job: {e}"),
+        }
+        let mut url = None;
+        if let Some(address) = settings.address {
+            match serve(address, settings.token.as_deref(), metrics) {
+                Ok((server, at)) => {
+                    servers.push(server);
+                    announce(&at);
+                    url = Some(at);
+                }
+                Err(e) => tracing::error!(
+                    "HOROVOD_METRICS_PORT: cannot show the metrics at {address}: {e}. The job goes on without. Choose \
+                     another port, or 0 for any."
+                ),
+            }
+        }
+        let file = settings.textfile.clone().map(|path| {
+            let (to, from) = (path.clone(), metrics.clone());
+            let thread = Periodic::start("hvd-metrics-file", FILE_PERIOD, move || {
+                write_file(&to, &from);
+            });
+            let thread = thread.inspect_err(|e| {
+                tracing::error!("HOROVOD_METRICS_TEXTFILE: cannot start a thread: {e}");
+            });
+            (metrics.clone(), path, thread.ok())
+        });
+        Self {
+            url,
+            _servers: servers,
+            file,
+        }
+    }
+
+    /// The address of the page, with its secret.
+    #[must_use]
+    pub fn url(&self) -> Option<&str> {
+        self.url.as_deref()
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        // The file keeps the job's last figures.
+        if let Some((metrics, path, thread)) = self.file.take() {
+            drop(thread);
+            write_file(&path, &metrics);
+        }
+    }
+}
+
+fn serve(
+    address: SocketAddr,
+    token: Option<&str>,
+    metrics: &Arc<Metrics>,
+) -> io::Result<(Server, String)> {
+    let token = match token {
+        Some(token) => token.to_owned(),
+        None => random_token()?,
+    };
+    let (server, bound) = LocalServer::tcp(address)?;
+    let server = Server::start(server, &token, metrics)?;
+    Ok((server, format!("http://{bound}/{token}/")))
+}
+
+/// The user has asked for the page and cannot guess its address: this does not depend on the level of the log.
+fn announce(url: &str) {
+    use std::io::Write;
+    let _ = writeln!(
+        io::stderr(),
+        "horovod: the job's figures are at {url} (docs/watching.md)"
+    );
+}
+
+fn random_token() -> io::Result<String> {
+    use std::fmt::Write;
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|e| io::Error::other(e.to_string()))?;
+    let mut token = String::new();
+    for byte in bytes {
+        // A String takes everything.
+        let _ = write!(token, "{byte:02x}");
+    }
+    Ok(token)
+}
+
+/// Writes beside the file and renames, so that no reader sees half of it.
+fn write_file(path: &Path, metrics: &Metrics) {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}", std::process::id()));
+    let beside = PathBuf::from(name);
+    let text = prometheus(metrics.snapshot());
+    // In a folder of others the name may stand for a link: it is removed, never followed.
+    let _ = std::fs::remove_file(&beside);
+    let file = std::fs::File::create_new(&beside);
+    let written = file.and_then(|mut file| io::Write::write_all(&mut file, text.as_bytes()));
+    let written = written.and_then(|()| std::fs::rename(&beside, path));
+    if let Err(e) = written {
+        let _ = std::fs::remove_file(&beside);
+        tracing::error!(
+            "HOROVOD_METRICS_TEXTFILE={}: cannot be written: {e}",
+            path.display()
+        );
+    }
+}
+
+/// A thread that answers, one program after the other.
+#[derive(Debug)]
+struct Server {
+    listener: Arc<LocalServer>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    fn start(listener: LocalServer, token: &str, metrics: &Arc<Metrics>) -> io::Result<Self> {
+        let listener = Arc::new(listener);
+        let thread = std::thread::Builder::new()
+            .name("hvd-metrics".into())
+            .spawn({
+                let (listener, token, metrics) =
+                    (listener.clone(), token.to_owned(), metrics.clone());
+                move || {
+                    while let Some(connection) = listener.next(EXCHANGE_LIMIT) {
+                        if let Err(e) = exchange(connection, &token, &metrics) {
+                            tracing::debug!("metrics: a program did not take its answer: {e}");
+                        }
+                    }
+                }
+            })?;
+        Ok(Self {
+            listener,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.listener.stop();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that shows the metrics ended by a panic");
+        }
+    }
+}
+
+fn exchange(mut with: LocalConnection, token: &str, metrics: &Metrics) -> io::Result<()> {
+    let path = http::read_path(&mut with)?;
+    let to = &mut with;
+    match path.and_then(|path| http::resource(&path, token)) {
+        Some(Resource::Page) => http::answer_page(to),
+        Some(Resource::Stats) => {
+            let document = metrics.snapshot().to_json();
+            http::answer(to, "200 OK", "application/json", &document)
+        }
+        Some(Resource::Metrics) => {
+            let text = openmetrics(metrics.snapshot());
+            http::answer(to, "200 OK", OPENMETRICS_TYPE, &text)
+        }
+        Some(Resource::Status) => {
+            let text = metrics.snapshot().to_text();
+            http::answer(to, "200 OK", "text/plain; charset=utf-8", &text)
+        }
+        None => http::answer_not_found(to),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{Ipv4Addr, TcpStream};
+    use std::time::Instant;
+
+    use horovod_transport::testing::Cluster;
+
+    use super::*;
+    use crate::status;
+
+    fn metrics() -> Arc<Metrics> {
+        let mesh = Cluster::new(1).build().remove(0);
+        Arc::new(Metrics::new(&mesh.topology, Instant::now()))
+    }
+
+    fn get(address: SocketAddr, path: &str) -> String {
+        let mut stream = TcpStream::connect(address).expect("it listens");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").expect("it reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("it answers");
+        answer
+    }
+
+    #[test]
+    fn a_port_shows_page_document_and_text_to_who_has_the_token() {
+        let settings = PublishSettings {
+            address: Some((Ipv4Addr::LOCALHOST, 0).into()),
+            ..PublishSettings::default()
+        };
+        let publisher = Publisher::start(&settings, &metrics());
+        let url = publisher.url().expect("it listens");
+        let (address, token) = url
+            .strip_prefix("http://")
+            .and_then(|rest| rest.trim_end_matches('/').split_once('/'))
+            .expect("an address and a token");
+        let address: SocketAddr = address.parse().expect("an address");
+        assert_eq!(token.len(), 32, "{url}");
+        let page = get(address, &format!("/{token}/"));
+        assert!(
+            page.starts_with("HTTP/1.1 200 OK\r\n") && page.contains("<!doctype html>"),
+            "{page}"
+        );
+        let text = get(address, &format!("/{token}/metrics"));
+        assert!(
+            text.contains("application/openmetrics-text") && text.ends_with("# EOF\n"),
+            "{text}"
+        );
+        let document = get(address, &format!("/{token}/stats.json"));
+        let body = document.split_once("\r\n\r\n").expect("a body").1;
+        let body: serde_json::Value = serde_json::from_str(body).expect("JSON");
+        assert_eq!(body["size"], 1);
+        for path in ["/", "/metrics", "/0123456789abcdef0123456789abcdef/metrics"] {
+            let refused = get(address, path);
+            assert!(refused.starts_with("HTTP/1.1 404 "), "{path}: {refused}");
+            assert!(!refused.contains("horovod"), "{path}: {refused}");
+        }
+    }
+
+    #[test]
+    fn a_port_in_use_leaves_the_job_alone() {
+        let taken = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let settings = PublishSettings {
+            address: taken.local_addr().ok(),
+            ..PublishSettings::default()
+        };
+        assert_eq!(Publisher::start(&settings, &metrics()).url(), None);
+    }
+
+    #[test]
+    fn the_file_holds_the_last_figures_when_the_job_has_ended() {
+        let folder = std::env::temp_dir().join(format!("horovod-metrics-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let path = folder.join("job.prom");
+        let settings = PublishSettings {
+            textfile: Some(path.clone()),
+            ..PublishSettings::default()
+        };
+        let metrics = metrics();
+        let publisher = Publisher::start(&settings, &metrics);
+        metrics.counters.step_ends();
+        drop(publisher);
+        let text = std::fs::read_to_string(&path).expect("a file");
+        assert!(
+            text.lines()
+                .any(|l| l.starts_with("horovod_steps_total{") && l.ends_with(" 1.0")),
+            "{text}"
+        );
+        let left = std::fs::read_dir(&folder).expect("a folder").count();
+        std::fs::remove_dir_all(&folder).expect("it is ours");
+        assert_eq!(left, 1, "no other file is left");
+    }
+
+    #[test]
+    fn a_command_of_this_user_finds_the_job() {
+        let publisher = Publisher::start(&PublishSettings::default(), &metrics());
+        let jobs = status::jobs().expect("the system lists sockets");
+        let own: Vec<_> = jobs
+            .iter()
+            .filter(|job| job.pid == std::process::id())
+            .collect();
+        assert!(!own.is_empty());
+        let document = own
+            .iter()
+            .find_map(|job| job.ask("stats.json").ok())
+            .expect("an answer");
+        let document: serde_json::Value = serde_json::from_str(&document).expect("JSON");
+        assert_eq!(document["size"], 1);
+        drop(publisher);
+    }
+}

@@ -1,0 +1,110 @@
+//! Local sockets of running jobs: their names, and how a command asks one.
+
+use std::io::{self, Read, Write};
+use std::time::Duration;
+
+use horovod_transport::LocalConnection;
+
+/// The path's first part on a local socket, where the system tells who asks and no secret is needed.
+pub(crate) const LOCAL_TOKEN: &str = "local";
+/// Time for a job's answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// Bytes of an answer that are read at most.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
+/// A line ends with the name of a socket; one that is no file begins with `@`.
+const SOCKETS: &str = "/proc/net/unix";
+const NAMES_ARE_FILES: bool = !cfg!(all(target_os = "linux", not(horovod_portable)));
+
+/// A job of this user, whose rank 0 runs on this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// The process of rank 0.
+    pub pid: u32,
+    name: String,
+}
+
+/// The socket of the `number`th job of a process.
+pub(crate) fn socket_name(pid: u32, number: u32) -> String {
+    format!("{}{pid}-{number}", prefix())
+}
+
+fn prefix() -> String {
+    let user = rustix::process::geteuid().as_raw();
+    let name = format!("horovod-status-{user}-");
+    if NAMES_ARE_FILES {
+        let path = std::env::temp_dir().join(name);
+        return path.to_string_lossy().into_owned();
+    }
+    name
+}
+
+/// The jobs of this user on this host, ascending.
+///
+/// # Errors
+/// The system does not list sockets.
+pub fn jobs() -> io::Result<Vec<Job>> {
+    let prefix = prefix();
+    if !NAMES_ARE_FILES {
+        let table = std::fs::read_to_string(SOCKETS)?;
+        let names = table.lines().filter_map(|line| line.rsplit_once(" @"));
+        return Ok(listed(names.map(|(_, name)| name), &prefix));
+    }
+    let mut names = Vec::new();
+    for file in std::fs::read_dir(std::env::temp_dir())? {
+        names.push(file?.path().to_string_lossy().into_owned());
+    }
+    Ok(listed(names.iter().map(String::as_str), &prefix))
+}
+
+/// The jobs whose sockets have these names.
+fn listed<'a>(names: impl Iterator<Item = &'a str>, prefix: &str) -> Vec<Job> {
+    let jobs = names.filter_map(|name| {
+        let (pid, _) = name.strip_prefix(prefix)?.split_once('-')?;
+        let pid = pid.parse().ok()?;
+        let name = name.to_owned();
+        Some(Job { pid, name })
+    });
+    let mut jobs: Vec<Job> = jobs.collect();
+    jobs.sort_by(|a, b| (a.pid, &a.name).cmp(&(b.pid, &b.name)));
+    jobs.dedup();
+    jobs
+}
+
+impl Job {
+    /// Asks rank 0 of the job for a resource: `status`, `stats.json` or `metrics`.
+    ///
+    /// # Errors
+    /// It has ended, does not answer, or is another user's.
+    pub fn ask(&self, resource: &str) -> io::Result<String> {
+        let mut connection = LocalConnection::unix(&self.name, ANSWER_LIMIT)?;
+        write!(connection, "GET /{LOCAL_TOKEN}/{resource} HTTP/1.1\r\n\r\n")?;
+        let mut answer = String::new();
+        connection
+            .take(ANSWER_BYTES_MAX)
+            .read_to_string(&mut answer)?;
+        let body = answer.split_once("\r\n\r\n").map(|(_, body)| body);
+        let body = body.filter(|_| answer.starts_with("HTTP/1.1 200 "));
+        body.map(str::to_owned)
+            .ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_are_found_by_the_names_of_their_sockets() {
+        let names = [
+            "horovod-status-7-42-0",
+            "horovod-status-7-42-0",
+            "horovod-status-70-9-0",
+            "/run/horovod-status-7-9-0",
+            "horovod-status-7-x-0",
+            "horovod-status-7-8",
+        ];
+        let jobs = listed(names.into_iter(), "horovod-status-7-");
+        let pids: Vec<u32> = jobs.iter().map(|job| job.pid).collect();
+        assert_eq!(pids, [42]);
+    }
+}

@@ -1,0 +1,120 @@
+//! Reports of several ranks, from counters to the document.
+
+use horovod_transport::testing::Cluster;
+
+use super::*;
+
+/// A rank on each of these hosts.
+fn metrics(hosts: &[usize]) -> Vec<Metrics> {
+    let meshes = Cluster::new(hosts.len()).hosts(hosts).build();
+    let topologies = meshes.iter().map(|mesh| mesh.topology.clone());
+    topologies
+        .map(|t| Metrics::new(&t, Instant::now()))
+        .collect()
+}
+
+fn from_driver(awaited_ns: u64) -> DriverFigures {
+    DriverFigures {
+        queued: 2,
+        cache_hits: 30,
+        cache_misses: 4,
+        lateness: Lateness {
+            awaited_ns,
+            last: 1,
+        },
+    }
+}
+
+#[test]
+fn rank_0_shows_all_ranks_and_others_show_themselves() {
+    let all = metrics(&[0, 0, 1]);
+    let mut bytes = Vec::new();
+    for metrics in &all[1..] {
+        metrics.report(1, from_driver(0));
+        metrics.write_message(&mut bytes, Round::Periodic);
+        let lateness = Lateness {
+            awaited_ns: 5_000_000_000,
+            last: 6,
+        };
+        assert_eq!(
+            all[0].take_message(&bytes, lateness, |_| Lateness::default()),
+            Ok(false)
+        );
+    }
+    all[0].report(1, from_driver(1_000_000_000));
+    let document: serde_json::Value =
+        serde_json::from_str(&all[0].snapshot().to_json()).expect("a JSON document");
+    let ranks = document["ranks"].as_array().expect("a list");
+    let awaited: Vec<_> = ranks
+        .iter()
+        .map(|r| r["awaited_seconds"].as_f64())
+        .collect();
+    assert_eq!(awaited, [Some(1.0), Some(5.0), Some(5.0)]);
+    assert_eq!(ranks[1]["cache_hits"], 30);
+    assert_eq!(ranks[2]["came_last"], 6);
+    // The first rank of each host reads the host's figures.
+    assert_eq!(document["hosts"].as_array().map(Vec::len), Some(2));
+    let own = all[1].snapshot();
+    assert_eq!(own.ranks.len(), 1);
+    assert_eq!(own.ranks[0].report.rank, 1);
+}
+
+#[test]
+fn a_report_is_due_once_a_second() {
+    let all = metrics(&[0]);
+    assert!(all[0].is_due(0));
+    all[0].report(10, DriverFigures::default());
+    assert!(!all[0].is_due(REPORT_PERIOD_NS));
+    assert!(all[0].is_due(10 + REPORT_PERIOD_NS));
+}
+
+#[test]
+fn last_reports_from_below_are_passed_on_once_this_rank_has_sent_its_last() {
+    let all = metrics(&[0, 0]);
+    let mut bytes = Vec::new();
+    all[1].report(1, DriverFigures::default());
+    all[1].write_message(&mut bytes, Round::Last);
+    let taken = all[0].take_message(&bytes, Lateness::default(), |_| Lateness::default());
+    assert_eq!(taken, Ok(false), "this rank will report again");
+    all[0].write_message(&mut Vec::new(), Round::Last);
+    let taken = all[0].take_message(&bytes, Lateness::default(), |_| Lateness::default());
+    assert_eq!(taken, Ok(true));
+}
+
+#[test]
+fn the_link_is_that_of_the_members() {
+    let all = metrics(&[0, 0, 1]);
+    assert_eq!(all[0].link(&[Rank(0), Rank(1)]), Link::Host);
+    assert_eq!(all[0].link(&[Rank(1), Rank(2)]), Link::Network);
+}
+
+#[test]
+fn the_document_names_only_kinds_that_have_run() {
+    let all = metrics(&[0]);
+    let begun = all[0].counters.execution_begins(0, None);
+    all[0]
+        .counters
+        .execution_ends(begun, 5, Kind::Alltoall, Link::Host, 2, 64);
+    let document: serde_json::Value =
+        serde_json::from_str(&all[0].snapshot().to_json()).expect("a JSON document");
+    let rank = &document["ranks"][0];
+    assert_eq!(
+        rank["operations"],
+        serde_json::json!({"alltoall": {"host": 2}})
+    );
+    assert_eq!(rank["bytes"], serde_json::json!({"alltoall": {"host": 64}}));
+}
+
+#[test]
+fn the_documentation_explains_every_figure() {
+    // Without the marks of code.
+    let page = include_str!("../../../docs/watching.md").replace('`', "");
+    let ranks = RANK_FIGURES.iter().map(|f| (f.key, f.help));
+    for (key, help) in ranks.chain(HOST_FIGURES.iter().map(|f| (f.key, f.help))) {
+        let row = format!("| {key} | {help} |");
+        assert!(
+            page.lines().any(|line| line == row),
+            "docs/watching.md lacks: {row}"
+        );
+    }
+}

@@ -1,0 +1,208 @@
+//! A listener for short exchanges with programs beside the job: a browser, a collector of metrics, a command of the same
+//! user. One connection at a time, each with a deadline; no forked child keeps any of them.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::platform::fd::Fd;
+use crate::platform::{net, notifier, notify};
+use crate::wait::wait_for_any;
+
+/// How long not to accept after the system refused to.
+const REST: Duration = Duration::from_millis(100);
+
+/// A listener, and how to stop who waits at it.
+#[derive(Debug)]
+pub struct LocalServer {
+    listener: Arc<Fd>,
+    /// Removes the name where it is a file.
+    _name: Option<net::UnixListener>,
+    stop_receiver: Arc<Fd>,
+    stop_sender: Arc<Fd>,
+}
+
+/// One program that has connected. It is read and written until its deadline, then with errors.
+#[derive(Debug)]
+pub struct LocalConnection {
+    fd: Arc<Fd>,
+    deadline: Instant,
+}
+
+impl LocalServer {
+    /// Listens on one address (port 0: any), which it returns.
+    ///
+    /// # Errors
+    /// The system refuses the address.
+    pub fn tcp(at: SocketAddr) -> io::Result<(Self, SocketAddr)> {
+        let (fd, bound) = net::tcp_listen(at)?;
+        Ok((Self::new(Arc::new(fd), None)?, bound))
+    }
+
+    /// Listens on a local socket of this name, for programs of this user and of root.
+    ///
+    /// # Errors
+    /// The system refuses the name.
+    pub fn unix(name: &str) -> io::Result<Self> {
+        let listener = net::unix_listen_as(name.to_owned())?;
+        Self::new(listener.fd.clone(), Some(listener))
+    }
+
+    fn new(listener: Arc<Fd>, name: Option<net::UnixListener>) -> io::Result<Self> {
+        let (stop_receiver, stop_sender) = notifier()?;
+        Ok(Self {
+            listener,
+            _name: name,
+            stop_receiver,
+            stop_sender,
+        })
+    }
+
+    /// Waits for the next program, which then has `limit`; `None`: it was stopped.
+    pub fn next(&self, limit: Duration) -> Option<LocalConnection> {
+        loop {
+            let both = [(&*self.listener, false), (&*self.stop_receiver, false)];
+            wait_for_any(both.into_iter(), None);
+            if readable(&self.stop_receiver) {
+                return None;
+            }
+            match net::accept(&self.listener) {
+                Ok(Some((fd, _))) if net::is_same_user(&fd) => {
+                    let deadline = Instant::now() + limit;
+                    return Some(LocalConnection { fd, deadline });
+                }
+                Ok(_) => {}
+                // Out of descriptors, say: it stays in the backlog. A stop ends the pause.
+                Err(_) => {
+                    let stop = [(&*self.stop_receiver, false)];
+                    wait_for_any(stop.into_iter(), Some(Instant::now() + REST));
+                }
+            }
+        }
+    }
+
+    /// Has [`Self::next`] return `None` from now on.
+    pub fn stop(&self) {
+        notify(&self.stop_sender);
+    }
+}
+
+fn readable(fd: &Fd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let Ok(fd) = fd.get() else { return true };
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+}
+
+impl LocalConnection {
+    /// Connects to the local socket of this name; the exchange has `limit`.
+    ///
+    /// # Errors
+    /// Nobody listens there, or another user does.
+    pub fn unix(name: &str, limit: Duration) -> io::Result<Self> {
+        let fd = net::unix_connect(name)?;
+        if !net::is_same_user(&fd) {
+            let text = "the socket belongs to another user";
+            return Err(io::Error::new(ErrorKind::PermissionDenied, text));
+        }
+        let deadline = Instant::now() + limit;
+        Ok(Self { fd, deadline })
+    }
+
+    fn retry<T>(
+        &mut self,
+        writes: bool,
+        mut call: impl FnMut(&Fd) -> io::Result<T>,
+    ) -> io::Result<T> {
+        loop {
+            match call(&self.fd) {
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                    if Instant::now() >= self.deadline {
+                        return Err(ErrorKind::TimedOut.into());
+                    }
+                    wait_for_any([(&*self.fd, writes)].into_iter(), Some(self.deadline));
+                }
+                other => return other,
+            }
+        }
+    }
+}
+
+impl Read for LocalConnection {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.retry(false, |fd| Ok(rustix::io::read(fd.get()?, &mut *buffer)?))
+    }
+}
+
+impl Write for LocalConnection {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let flags = rustix::net::SendFlags::NOSIGNAL;
+        self.retry(true, |fd| Ok(rustix::net::send(fd.get()?, bytes, flags)?))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{Ipv4Addr, TcpStream};
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_program_is_read_and_answered() {
+        let (server, at) = LocalServer::tcp((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let mut client = TcpStream::connect(at).unwrap();
+        client.write_all(b"ping").unwrap();
+        let mut connection = server.next(LIMIT).unwrap();
+        let mut bytes = [0; 4];
+        connection.read_exact(&mut bytes).unwrap();
+        connection.write_all(&bytes).unwrap();
+        drop(connection);
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        assert_eq!(answer, "ping");
+    }
+
+    #[test]
+    fn a_stop_ends_the_wait_also_one_to_come() {
+        let (server, _) = LocalServer::tcp((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| server.next(LIMIT).is_none());
+            server.stop();
+            assert!(waiting.join().unwrap());
+        });
+        assert!(server.next(LIMIT).is_none());
+    }
+
+    #[test]
+    fn a_silent_program_is_given_up() {
+        let (server, at) = LocalServer::tcp((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let _client = TcpStream::connect(at).unwrap();
+        let mut connection = server.next(Duration::ZERO).unwrap();
+        let error = connection.read(&mut [0; 4]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn a_local_socket_is_found_by_its_name() {
+        let name = format!("horovod-test-{}", std::process::id());
+        let server = LocalServer::unix(&name).unwrap();
+        let mut client = LocalConnection::unix(&name, LIMIT).unwrap();
+        client.write_all(b"ping").unwrap();
+        let mut connection = server.next(LIMIT).unwrap();
+        let mut bytes = [0; 4];
+        connection.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"ping");
+    }
+}

@@ -1,0 +1,39 @@
+//! Where rank 0 shows the job's figures.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use horovod_metrics::PublishSettings;
+use horovod_settings::{self as settings, Environment};
+
+use crate::error::Error;
+
+/// Fewest characters of a secret.
+const TOKEN_CHARACTERS: usize = 16;
+
+pub(super) fn publish(env: &dyn Environment) -> Result<PublishSettings, Error> {
+    let address = settings::METRICS_ADDRESS.read(env)?;
+    let ip: IpAddr = address.parse().map_err(|_| {
+        Error::Init(format!(
+            "HOROVOD_METRICS_ADDRESS={address}: expected an IP address of rank 0's host, such as 127.0.0.1 or 0.0.0.0"
+        ))
+    })?;
+    let token = settings::METRICS_TOKEN.read(env)?;
+    let is_usual = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if let Some(token) = &token
+        && (token.len() < TOKEN_CHARACTERS || !token.chars().all(is_usual))
+    {
+        // A secret is not repeated in messages.
+        return Err(Error::Init(format!(
+            "HOROVOD_METRICS_TOKEN has {} characters: expected at least {TOKEN_CHARACTERS} letters, digits, - or _. \
+             Leave it out for a random one",
+            token.chars().count()
+        )));
+    }
+    let port = settings::METRICS_PORT.read(env)?;
+    Ok(PublishSettings {
+        address: port.map(|port| SocketAddr::new(ip, port)),
+        token,
+        textfile: settings::METRICS_TEXTFILE.read(env)?.map(PathBuf::from),
+    })
+}
