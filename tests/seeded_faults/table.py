@@ -481,6 +481,14 @@ FAULTS = (
         Rust("horovod-scheduler", ("a_process_alone_that_has_initialised_open_mpi_is_alone",)),
     ),
     Fault(
+        "a-wait-that-communicates-waits",
+        "crates/horovod-metrics/src/counters.rs",
+        "self.waited_carrying_out.fetch_add(overlap, Relaxed);",
+        "self.waited_carrying_out.fetch_add(overlap - overlap, Relaxed);",
+        "the time of communication counts as time in which a rank waits for others",
+        Rust("horovod-metrics", ("a_wait_is_split_into_waiting_for_ranks_and_communicating",)),
+    ),
+    Fault(
         "wrong-host-order",
         "crates/horovod-launch/src/hosts.rs",
         "            let rank = next + local_rank;\n",
