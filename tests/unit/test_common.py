@@ -16,7 +16,7 @@ import torch
 import harness
 import horovod.torch as hvd
 from horovod import _core
-from horovod.common import _stacks, api, basics, process_sets, util
+from horovod.common import _mpi, _stacks, api, basics, process_sets, util
 from horovod.common.exceptions import (
     HorovodInternalError,
     HorovodVersionMismatchError,
@@ -381,3 +381,9 @@ def test_stacks_keep_the_users_frames_below_many_of_a_framework() -> None:
     assert files[0] == ("threading.py", "wait"), "the innermost comes first"
     assert files[-1] == ("test_common.py", "fit")
     assert ("framework.py", "call") in files
+
+
+def test_the_variables_of_half_a_job_do_not_make_mpi_enabled(monkeypatch) -> None:
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    monkeypatch.delenv("HOROVOD_SIZE", raising=False)
+    assert _mpi.is_enabled() is False

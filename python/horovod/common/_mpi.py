@@ -58,7 +58,10 @@ def is_installed() -> bool:
 
 def is_enabled() -> bool:
     """Whether a launcher of MPI started this process, and mpi4py is installed."""
-    launcher = _core.launcher()
+    try:
+        launcher = _core.launcher()
+    except ValueError:  # variables of half a job: init() explains them
+        return False
     return launcher is not None and launcher[4] and is_installed()
 
 

@@ -438,7 +438,6 @@ fn check_arithmetic(op: &Op, tensors: &[Tensor]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Tensors on a device are moved as they lie there; `must_have_outputs`: nobody allocates memory for results.
 fn check_sizes(tensors: &[Tensor]) -> Result<(), Error> {
     for t in tensors {
         if t.bytes().is_none() || t.row_bytes().is_none() {

@@ -161,7 +161,8 @@ pub trait Backend: Send {
 
     /// Begin. Where an item is `reordered`, what its `tensors` say was agreed on, and this rank's own tensors lie
     /// otherwise: only the host's backend meets that, for submissions refuse other orders on devices. The order
-    /// of these calls is the same on all members of any set, and the bytes of all tensors are there.
+    /// of these calls is the same on all members of any set, and the bytes of all tensors are there. A device's backend
+    /// must not wait for peers here, because a thread that may leave its wait calls it.
     fn start(&mut self, start: Start<'_>) -> Result<Started, Failure>;
 }
 
