@@ -93,7 +93,9 @@ def test_further_arguments_reach_mpirun(mpi: Mpi, script, jobs) -> None:
     is_hydra = "mpich" in mpi.name
     args = "-genv OF_MPI 'two words'" if is_hydra else "-x 'OF_MPI=two words'"
     options = ["--mpi", f"--mpi-args={args}"]
-    job = jobs(harness.python(2, script(WORLD), options=options, env=mpi.env)).succeed()
+    # Horovodrun's own value counts less.
+    env = {**mpi.env, "OF_MPI": "another"}
+    job = jobs(harness.python(2, script(WORLD), options=options, env=env)).succeed()
     assert lines(job)[1] == "[1]<stdout>:says 1 2 None two words", job.report()
 
 
@@ -269,7 +271,7 @@ def test_a_double_of(
 def test_a_double_of_jsrun(doubles, script, jobs) -> None:
     doubles.make("", JSM, name="jsrun")
     env = {**doubles.env, "LSB_JOBID": "7", "LSB_MCPU_HOSTS": "localhost 2"}
-    options = ["--jsrun", "-H", "localhost:2", "--mpi-args=-gpu"]
+    options = ["--jsrun", "--mpi-args=-gpu"]
     job = jobs(harness.python(2, script(PLAIN), options=options, env=env)).succeed()
     assert lines(job) == ["[0]<stdout>:says 0 2 2 2", "[1]<stdout>:says 1 2 2 2"]
     assert doubles.words() == (
@@ -293,11 +295,19 @@ def test_a_double_of_jsrun(doubles, script, jobs) -> None:
             ["there is no jsrun on PATH"],
         ),
         (["--mpi", "-H", "me@there:2"], {}, 2, ["host me@there", "~/.ssh/config"]),
+        (
+            ["--jsrun", "-H", "localhost:2"],
+            {"LSB_JOBID": "7"},
+            2,
+            ["argument -H: not allowed with --jsrun", "hosts of the LSF job", "leave -H out"],
+        ),
     ],
-    ids=["no-mpi", "no-lsf", "no-jsrun", "user"],
+    ids=["no-mpi", "no-lsf", "no-jsrun", "user", "hosts-of-jsrun"],
 )
 def test_mistakes_of_the_call(options, env, status, texts, doubles, script, jobs) -> None:
     doubles.make(INTEL, PMI)
+    if "--jsrun" in options:
+        doubles.make("", JSM, name="jsrun")
     job = jobs(harness.python(2, script(PLAIN), options=options, env={**doubles.env, **env}))
     assert job.fail() == status, job.report()
     for text in texts:
@@ -310,6 +320,41 @@ def test_a_launcher_that_nobody_knows(doubles, script, jobs) -> None:
     assert job.fail() == 2, job.report()
     assert "says nothing of Open MPI" in job.stderr
     assert '"something 1.0"' in job.stderr
+
+
+def test_a_launcher_whose_version_fails(doubles, script, jobs) -> None:
+    doubles.make(MVAPICH, PMI, version_status=3)
+    job = jobs(harness.python(2, script(PLAIN), options=["--mpi"], env=doubles.env))
+    assert job.fail() == 2, job.report()
+    pattern = r'mpirun --version exited with code 3, its output: "HYDRA build details'
+    assert re.search(pattern, job.stderr), job.report()
+
+
+def test_a_launcher_whose_version_hangs(doubles, script, jobs) -> None:
+    # A script, as Intel's is: what it has started ends with it.
+    path = doubles.folder / "mpirun"
+    path.write_text("#!/bin/sh\nsleep 1000\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    options = ["--mpi", "--start-timeout", "1"]
+    job = jobs(harness.python(2, script(PLAIN), options=options, env=doubles.env))
+    assert job.fail() == 2, job.report()
+    assert "mpirun --version has not ended within 1 s (see --start-timeout)" in job.stderr
+
+
+def test_ranks_of_an_outer_launcher_do_not_count(doubles, script, jobs) -> None:
+    doubles.make(MVAPICH, PMI)
+    env = {**doubles.env, "OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1"}
+    job = jobs(harness.python(2, script(PLAIN), options=["--mpi"], env=env)).succeed()
+    assert lines(job) == ["[0]<stdout>:says 0 2 2 2", "[1]<stdout>:says 1 2 2 2"]
+
+
+def test_two_processes_of_one_rank_are_named(doubles, script, jobs) -> None:
+    # Both are rank 2.
+    doubles.make(MVAPICH, ("NOT_KNOWN", "PMI_RANK"))
+    job = jobs(harness.python(3, script(PLAIN), options=["--mpi"], env=doubles.env))
+    assert job.fail() == 1, job.report()
+    pattern = r"calls two processes rank 2: \d+ on host \S+ and \d+ on host"
+    assert re.search(pattern, job.stderr), job.report()
 
 
 def test_a_launcher_that_fails_is_quoted(mpi: Mpi, script, jobs) -> None:

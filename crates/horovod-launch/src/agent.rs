@@ -51,7 +51,7 @@ pub(crate) fn run(words: &[OsString]) -> io::Result<()> {
             let (stdin, stdout) = (dialed.file()?, dialed.file()?);
             let (task, python) = (dialed.task.clone(), dialed.python.clone());
             let result = run_on(stdin, stdout, Some(task), python);
-            if dialed.is_of_mpi {
+            if dialed.is_of_mpi && result.is_ok() {
                 dialed.await_hang_up()?;
             }
             dialed.connection.close(HANG_UP_LIMIT);

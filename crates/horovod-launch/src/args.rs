@@ -211,12 +211,25 @@ fn complete(mut options: Options) -> Result<Options, UsageError> {
     }
     let notes = options.mpi.check(options.elastic.is_on(), options.dialed);
     options.notes.extend(notes.map_err(UsageError)?);
+    if options.mpi.starter == Starter::Jsrun && !options.network_interfaces.is_empty() {
+        options.notes.push(format!(
+            "--network-interfaces: jsrun has no such option, only Horovod's own links keep to {}",
+            options.network_interfaces.join(",")
+        ));
+    }
     let is_one = options.num_proc == Some(1) && !options.elastic.is_on();
-    if !is_one && stdin::gives_script(&options.command) {
-        return refuse(
-            "the command reads its script from the standard input, which only rank 0 gets: save the script in a file, \
-             or pass it with -c",
-        );
+    let who_gets_it = match options.mpi.starter {
+        Starter::Own if is_one => None,
+        Starter::Own => Some("only rank 0 gets"),
+        Starter::Mpi | Starter::Jsrun => Some("no rank gets with --mpi or --jsrun"),
+    };
+    if let Some(who) = who_gets_it
+        && stdin::gives_script(&options.command)
+    {
+        return refuse(format!(
+            "the command reads its script from the standard input, which {who}: save the script in a file, or pass it \
+             with -c"
+        ));
     }
     options
         .elastic

@@ -246,6 +246,11 @@ pub(crate) fn gather(
                 }
             }
         }
+        if expected.order == Order::Indexes
+            && let Some(why) = twice(&links)
+        {
+            return Ok(Gathered::Failed(why));
+        }
         drop_outdated(&mut links);
         links.retain(|link| !link.is_over());
         let tasks: BTreeMap<u32, DialedTask> = links
@@ -293,6 +298,22 @@ fn greet(link: &mut HostLink, message: FromAgent, size: u32) -> Option<String> {
     }
     link.stage = Stage::Greeted;
     link.task = task;
+    None
+}
+
+/// Which rank two processes have, if any.
+fn twice(links: &[HostLink]) -> Option<String> {
+    let mut known: BTreeMap<u32, &DialedTask> = BTreeMap::new();
+    for task in links.iter().filter_map(|link| link.task.as_ref()) {
+        let first = known.entry(task.index).or_insert(task);
+        if (&first.host, first.pid) != (&task.host, task.pid) {
+            return Some(format!(
+                "MPI's launcher calls two processes rank {}: {} on host {} and {} on host {}; it is not the launcher \
+                 that --version names, or the processes have variables of another one",
+                task.index, first.pid, first.host_name, task.pid, task.host_name
+            ));
+        }
+    }
     None
 }
 
@@ -460,6 +481,25 @@ mod tests {
         assert_eq!(
             objection(env!("CARGO_PKG_VERSION"), Some(&task(0, 0, "h"))),
             None
+        );
+    }
+
+    #[test]
+    fn two_processes_of_one_rank_are_named() {
+        let link = |pid| {
+            let (ours, _theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
+            let mut link = HostLink::dialed(1, ours).expect("a stream");
+            link.task = Some(DialedTask {
+                pid,
+                ..task(1, 0, "h")
+            });
+            link
+        };
+        assert_eq!(twice(&[link(5), link(5)]), None);
+        let why = twice(&[link(5), link(6)]).expect("two");
+        assert!(
+            why.contains("rank 1: 5 on host h and 6 on host h;"),
+            "{why}"
         );
     }
 

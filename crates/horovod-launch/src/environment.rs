@@ -13,7 +13,8 @@ use horovod_transport::Ports;
 
 use self::mpi::AGENTS_ADDRESSES;
 pub(crate) use self::mpi::{
-    OF_AGENTS, agent_of_mpi, controller_is_mpi, forwarded_to_mpi, is_in_lsf, of_agents, rank_of_mpi,
+    OF_AGENTS, RANKS_OF_MPI, agent_of_mpi, controller_is_mpi, forwarded_to_mpi, is_in_lsf,
+    of_agents, rank_of_mpi,
 };
 use crate::frames::Variables;
 use crate::hosts::{Host, HostSlot};

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use horovod_transport::JobKey;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use self::family::Family;
 use crate::args::Options;
@@ -35,7 +35,7 @@ use crate::{environment, parent_watch, remote};
 const OWN_TCP: &str =
     "--tcp: Horovod's own links are TCP in any case; NCCL_IB_DISABLE=1 is set, for tensors on GPUs";
 /// Bytes of the launcher's own words that are kept.
-const WORDS_BYTES_MAX: usize = 8 << 10;
+const WORDS_BYTES_MAX: usize = 32 << 10;
 /// How long it may take to end after all agents have, and after SIGTERM.
 const END_LIMIT: Duration = Duration::from_secs(10);
 /// Between two looks at whether it has ended.
@@ -67,6 +67,18 @@ pub struct MpiOptions {
 }
 
 impl MpiOptions {
+    /// Variables that the further words give the processes: `-x NAME=VALUE`, `-genv NAME VALUE`, `-E NAME=VALUE`.
+    pub(crate) fn variables(&self) -> Vec<String> {
+        let texts = self.args.iter().chain(&self.binding);
+        let words: Vec<String> = texts
+            .flat_map(|text| words::split(text).unwrap_or_default())
+            .collect();
+        let is_option = |word: &str| ["-x", "-genv", "-env", "-E", "--env"].contains(&word);
+        let pairs = words.windows(2).filter(|pair| is_option(&pair[0]));
+        let name = |pair: &[String]| pair[1].split('=').next().unwrap_or_default().to_owned();
+        pairs.map(name).collect()
+    }
+
     /// Notes on options that have no effect; the error names those that exclude each other.
     pub(crate) fn check(&self, is_elastic: bool, is_dialed: bool) -> Result<Vec<String>, String> {
         let mut notes = Vec::new();
@@ -114,9 +126,10 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
             slots: placement.slots.len() as u32,
         })
         .collect();
-    let family = Family::find(options.mpi.starter)?;
-    let line = family.line(options, &hosts, &std::env::current_exe()?)?;
     let start_timeout = start_timeout_of(options);
+    let family = Family::find(options.mpi.starter, start_timeout)?;
+    let line = family.line(options, &hosts, &std::env::current_exe()?)?;
+    let cwd = working_directory()?;
     let mut signals = Signals::watch()?;
     parent_watch::watch();
     let mut output = start_output(options, size, events)?;
@@ -129,6 +142,10 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
         output.note(&format!("horovodrun: {family} starts the ranks: {text}"));
     }
     let mut command = line.command();
+    // Those of an outer launcher: an agent would take one for its own.
+    for name in environment::RANKS_OF_MPI {
+        command.env_remove(name);
+    }
     command.envs(environment::of_agents(
         &key.to_hex(),
         &dialed::addresses(&server),
@@ -154,12 +171,12 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
     } else {
         started.end(Some(Signal::TERM));
     }
-    let result = run_gathered(options, output, signals, gathered, working_directory()?);
+    let result = run_gathered(options, output, signals, gathered, cwd);
     started.end(None);
     result
 }
 
-/// MPI's launcher as a child of this process.
+/// MPI's launcher as a child of this process, and the group of processes that the child leads.
 pub(crate) struct Started {
     name: String,
     child: Child,
@@ -174,6 +191,8 @@ impl Started {
             error,
         };
         let (reader, writer) = io::pipe().map_err(cannot)?;
+        let output = File::from(OwnedFd::from(reader));
+        set_nonblocking(&output)?;
         let child = command
             // Away from the terminal's group: Ctrl-C is this launcher's to pass on.
             .process_group(0)
@@ -184,8 +203,6 @@ impl Started {
             .map_err(cannot)?;
         // The command holds copies of the pipe's end for writing.
         drop(command);
-        let output = File::from(OwnedFd::from(reader));
-        set_nonblocking(&output)?;
         Ok(Self {
             name,
             child,
@@ -197,6 +214,21 @@ impl Started {
     /// When to look after it again.
     pub(crate) fn interest(&self) -> Interest<'_> {
         Interest::read(self.output.as_fd())
+    }
+
+    /// All that it says until its end, and how it ends; `None` after this time.
+    fn answer(mut self, within: Duration) -> io::Result<Option<(String, ExitStatus)>> {
+        let deadline = Instant::now() + within;
+        while !read(&self.output, &self.words) {
+            if Instant::now() >= deadline {
+                return Ok(None);
+            }
+            wait(&[self.interest()], Some(deadline))?;
+        }
+        self.end(None);
+        let status = ExitStatus::from(self.child.wait()?);
+        let words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Some((String::from_utf8_lossy(&words).into_owned(), status)))
     }
 
     /// Why no more agents come, once it has ended.
@@ -243,9 +275,8 @@ impl Started {
     /// Waits for its end after this signal, then after SIGTERM, then kills it.
     fn end(&mut self, first: Option<Signal>) {
         for signal in [first, Some(Signal::TERM)] {
-            let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
-            if let (Some(signal), Some(pid)) = (signal, pid) {
-                let _ = kill_process(pid, signal);
+            if let Some(signal) = signal {
+                self.signal(signal);
             }
             let deadline = Instant::now() + END_LIMIT;
             while Instant::now() < deadline {
@@ -255,8 +286,23 @@ impl Started {
                 let _ = wait(&[], Some(Instant::now() + LOOK_AGAIN));
             }
         }
-        let _ = self.child.kill();
+        self.signal(Signal::KILL);
         let _ = self.child.wait();
+    }
+
+    /// To the whole group: the program may be a script that has started the launcher itself.
+    fn signal(&mut self, signal: Signal) {
+        // Once it has been waited for, the number may be another's.
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let group = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+            let _ = group.map(|group| kill_process_group(group, signal));
+        }
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        self.end(Some(Signal::TERM));
     }
 }
 
@@ -275,5 +321,38 @@ fn read(output: &File, words: &Mutex<Vec<u8>>) -> bool {
             Got::Nothing => return false,
             Got::End => return true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_are_found_among_the_further_words() {
+        let options = MpiOptions {
+            args: Some("-x UCX_TLS=tcp -genv A 'b c' -mca x y".to_owned()),
+            binding: Some("-E C=d -x LAST".to_owned()),
+            ..MpiOptions::default()
+        };
+        assert_eq!(options.variables(), ["UCX_TLS", "A", "C", "LAST"]);
+        assert!(MpiOptions::default().variables().is_empty());
+    }
+
+    #[test]
+    fn a_launcher_that_is_a_script_ends_with_all_it_has_started() {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "(sleep 60; echo late) & echo early; wait"]);
+        let mut started = Started::start("sh".to_owned(), command).expect("a shell");
+        while !started.words.lock().expect("no panic").contains(&b'\n') {
+            wait(&[started.interest()], None).expect("a wait");
+            assert!(!read(&started.output, &started.words), "it goes on");
+        }
+        started.signal(Signal::KILL);
+        // The end of the pipe that both hold.
+        while !read(&started.output, &started.words) {
+            wait(&[started.interest()], None).expect("a wait");
+        }
+        assert_eq!(*started.words.lock().expect("no panic"), b"early\n");
     }
 }

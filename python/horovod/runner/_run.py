@@ -66,7 +66,9 @@ def run(
         Where: `host1:2,host2:2`, or a file; default this host.
     start_timeout, ssh_port, ssh_identity_file, output_filename, verbose, network_interfaces
         As the options of `horovodrun`.
-    disable_cache, use_gloo, use_mpi, mpi_args
+    use_mpi, mpi_args
+        As `--mpi` and `--mpi-args` of `horovodrun`: the `mpirun` of `PATH` starts the ranks.
+    disable_cache, use_gloo
         Accepted, with no effect: nothing is cached, and the transport is this package's own.
     executable
         The Python of the ranks; default the caller's.

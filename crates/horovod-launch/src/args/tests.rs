@@ -286,6 +286,13 @@ fn processes_are_started_by_whom_the_options_say() {
     assert!(options.mpi.tcp);
     assert_eq!(options.notes, [""; 0]);
     fails("-np 2 --mpi --min-np 1 x", "cannot come and go");
+    assert!(run("-np 1 python -").is_ok());
+    fails("-np 1 --mpi python -", "which no rank gets with --mpi");
+    let notes = of("--jsrun --network-interfaces eth0,eth1").notes;
+    assert!(
+        notes[0].contains("only Horovod's own links keep to eth0,eth1"),
+        "{notes:?}"
+    );
     fails(
         "-np 2 --jsrun --dialed-agents x",
         "not allowed with argument --dialed-agents",

@@ -11,7 +11,7 @@ pub(super) const AGENTS_ADDRESSES: &str = "HOROVODRUN_AGENTS_ADDRESSES";
 /// Names of the variables of [`of_agents`].
 pub(crate) const OF_AGENTS: [&str; 2] = [AGENTS_KEY, AGENTS_ADDRESSES];
 /// Rank of a process that MPI's launcher has started; those that others have, too, come last.
-const RANKS_OF_MPI: [&str; 5] = [
+pub(crate) const RANKS_OF_MPI: [&str; 5] = [
     "OMPI_COMM_WORLD_RANK",
     "JSM_NAMESPACE_RANK",
     "MV2_COMM_WORLD_RANK",
@@ -79,14 +79,16 @@ pub(crate) fn is_in_lsf() -> bool {
     std::env::var_os("LSB_JOBID").is_some()
 }
 
-/// The launcher's environment for ranks that MPI's launcher starts, without what that gives them.
-pub(crate) fn forwarded_to_mpi() -> Variables {
+/// The launcher's environment for ranks that MPI's launcher starts, without what that gives them: its own variables,
+/// and those that it was told to give.
+pub(crate) fn forwarded_to_mpi(told: &[String]) -> Variables {
     let mut variables = forwarded(false);
     let is_of_mpi = |name: &OsStr| {
         let mut prefixes = OF_MPI_PREFIXES.iter();
         prefixes.any(|prefix| name.as_bytes().starts_with(prefix.as_bytes()))
     };
-    variables.retain(|(name, _)| !is_of_mpi(name));
+    let is_told = |name: &OsStr| told.iter().any(|other| name == other.as_str());
+    variables.retain(|(name, _)| !is_of_mpi(name) && !is_told(name));
     variables
 }
 

@@ -23,7 +23,7 @@ pub(crate) fn spec(
 ) -> JobSpec {
     let is_mpi = options.mpi.starter != Starter::Own;
     let mut env = match is_mpi {
-        true => environment::forwarded_to_mpi(),
+        true => environment::forwarded_to_mpi(&options.mpi.variables()),
         false => environment::forwarded(is_local),
     };
     let of_job = environment::of_job(

@@ -3,13 +3,16 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
 
 use super::words;
-use super::{MpiOptions, Starter};
+use super::{Started, Starter};
 use crate::args::Options;
+use crate::frames::ExitStatus;
 use crate::hosts::Host;
 use crate::launch::LaunchError;
+use crate::report::Cause;
 use crate::{agent, dialing, environment};
 
 /// From this number of hosts on Open MPI's launcher connects to all of them itself, at once.
@@ -77,8 +80,8 @@ fn wrong<T>(text: impl Into<String>) -> Result<T, LaunchError> {
 }
 
 impl Family {
-    /// The launcher on `PATH`.
-    pub(super) fn find(starter: Starter) -> Result<Self, LaunchError> {
+    /// The launcher on `PATH`, which has to say within this time which one it is.
+    pub(super) fn find(starter: Starter, within: Duration) -> Result<Self, LaunchError> {
         if starter == Starter::Jsrun {
             if !environment::is_in_lsf() {
                 return wrong(
@@ -101,16 +104,7 @@ impl Family {
                  without --mpi the ranks are started without MPI",
             );
         };
-        let output = Command::new(&program)
-            .arg("--version")
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|error| LaunchError::Cannot {
-                what: format!("{} cannot be run", program.display()),
-                error,
-            })?;
-        let text =
-            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        let text = version(&program, within)?;
         match recognise(&text) {
             Some((kind, banner)) => Ok(Self {
                 kind,
@@ -121,7 +115,7 @@ impl Family {
                 "argument --mpi: {} --version says nothing of Open MPI, Spectrum MPI, MPICH, MVAPICH or Intel MPI, \
                  but {:?}; without --mpi the ranks are started without MPI",
                 program.display(),
-                text.trim().chars().take(200).collect::<String>()
+                start_of(&text)
             )),
         }
     }
@@ -152,7 +146,7 @@ impl Family {
                 self.open_mpi(&mut line, options, hosts, binding);
             }
             Kind::Hydra | Kind::Intel => self.hydra(&mut line, options, hosts, binding)?,
-            Kind::Jsrun => jsrun(&mut line, mpi, hosts, binding)?,
+            Kind::Jsrun => jsrun(&mut line, options, hosts, binding)?,
         }
         match self.kind {
             Kind::Jsrun => {}
@@ -255,13 +249,29 @@ impl Family {
     }
 }
 
+const OF_LSF: &str = "which starts the ranks on the hosts of the LSF job";
+const WITHOUT_SSH: &str = "which uses no ssh";
+
 /// One resource set for each host: its ranks choose among all GPUs and cores there, as without jsrun.
 fn jsrun(
     line: &mut Line,
-    mpi: &MpiOptions,
+    options: &Options,
     hosts: &[Host],
     binding: Option<Vec<String>>,
 ) -> Result<(), LaunchError> {
+    for (option, is_given, advice) in [
+        ("-H", options.hosts.is_some(), OF_LSF),
+        ("--hostfile", options.hostfile.is_some(), OF_LSF),
+        ("-p", options.ssh_port.is_some(), WITHOUT_SSH),
+        ("-i", options.ssh_identity_file.is_some(), WITHOUT_SSH),
+    ] {
+        if is_given {
+            return wrong(format!(
+                "argument {option}: not allowed with --jsrun, {advice}; leave {option} out"
+            ));
+        }
+    }
+    let mpi = &options.mpi;
     match binding {
         Some(words) => line.add(words),
         None => {
@@ -279,6 +289,31 @@ fn jsrun(
         line.add(["--smpiargs".to_owned(), of_mpi.join(" ")]);
     }
     Ok(())
+}
+
+/// Output of `--version`.
+fn version(program: &Path, within: Duration) -> Result<String, LaunchError> {
+    let mut command = Command::new(program);
+    command.arg("--version");
+    let started = Started::start(program.display().to_string(), command)?;
+    let name = program.display();
+    match started.answer(within)? {
+        Some((text, ExitStatus::Code(0))) => Ok(text),
+        Some((text, status)) => wrong(format!(
+            "argument --mpi: {name} --version {}, its output: {:?}; mend this MPI or put another first on PATH",
+            Cause::Exit(status).text(),
+            start_of(&text)
+        )),
+        None => wrong(format!(
+            "argument --mpi: {name} --version has not ended within {} s (see --start-timeout); mend this MPI or put \
+             another first on PATH",
+            within.as_secs()
+        )),
+    }
+}
+
+fn start_of(text: &str) -> String {
+    text.trim().chars().take(200).collect()
 }
 
 /// The kind, and its name and version for messages.

@@ -170,6 +170,12 @@ fn jsrun_makes_one_resource_set_for_each_host() {
     is(Kind::Jsrun, own, "--np 4 -c 7");
     let why = line(Kind::Jsrun, "a:2,b:1", &options(|_| ())).expect_err("unequal");
     assert!(why.contains("--binding-args"), "{why}");
+    let with_port = options(|o| o.ssh_port = Some(22));
+    let why = line(Kind::Jsrun, "a:2", &with_port).expect_err("no ssh");
+    assert_eq!(
+        why,
+        "argument -p: not allowed with --jsrun, which uses no ssh; leave -p out"
+    );
 }
 
 #[test]
