@@ -33,9 +33,8 @@ class GradientEntry(Watched):
         self.group: Group | None = None
         self.passes_left = passes
         self.state = IDLE
-        self.is_left = (
-            False  # whether a backward pass of this cycle added to it, and it is not sent yet
-        )
+        # Whether a backward pass of this cycle added to it, and it is not sent yet.
+        self.is_left = False
         self.sent = 0  # how often in this cycle
         # Sent earlier in this cycle, to be added to what `.grad` holds.
         self.parts: list[torch.Tensor] = []

@@ -1,0 +1,56 @@
+"""`horovod.torch` with tensors on GPUs against the tables of tests/conformance; in the second tier, for its 560 cases."""
+
+import numpy as np
+import torch
+from devices import GpuTensor, number_of_gpus, on_gpu
+
+import horovod.torch as hvd
+from conformance import oracle
+from conformance.adapter import Adapter, Fault
+from conformance.suite import Conformance
+
+hvd.init()
+DEVICE = hvd.local_rank() % number_of_gpus()
+
+FAULTS = {Fault.NO_TENSOR: (TypeError, AttributeError)}
+LAYOUTS = {
+    "transposed": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
+    "reversed": lambda t: (
+        t.permute(*range(t.ndim)[::-1]).contiguous().permute(*range(t.ndim)[::-1])
+    ),
+    "strided": lambda t: torch.stack([t, t], -1)[..., 0],
+    "offset": lambda t: torch.cat([t, t])[len(t) :],
+    "columns": lambda t: torch.cat([t, t], 1)[:, : t.shape[1]],
+}
+
+
+class Gpu(Adapter):
+    hvd = hvd
+    # Ranks of one host that reduce by NCCL average in place of Adasum, as the original's do: test_gpu_operations.py.
+    lacks = frozenset(["Adasum"] if hvd.nccl_built() else [])
+    splits = (list, lambda s: on_gpu(torch.tensor(s, dtype=torch.int32), DEVICE))
+    faults = FAULTS
+    layouts = LAYOUTS
+
+    def make(self, values, dtype):
+        return on_gpu(torch.from_numpy(np.array(values)).to(getattr(torch, dtype)), DEVICE)
+
+    def read(self, tensor):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        wide = getattr(torch, oracle.storage(dtype).name)
+        if isinstance(tensor, GpuTensor):
+            assert tensor.device == torch.device("cuda", DEVICE)
+            host = tensor.cpu()
+        else:
+            # Splits that were given on the host come back there.
+            assert tensor.dtype == torch.int32
+            assert tensor.shape == (len(tensor),)
+            host = tensor
+        return host.detach().to(wide).numpy().copy(), dtype
+
+    def place(self, tensor):
+        return tensor.data_ptr(), tensor.stride()
+
+
+class TestGpu(Conformance):
+    adapters = (Gpu(),)
