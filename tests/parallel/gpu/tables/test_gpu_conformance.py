@@ -1,4 +1,4 @@
-"""`horovod.torch` with tensors on GPUs against the tables of tests/conformance; in the second tier, for its 560 cases."""
+"""`horovod.torch` with tensors on GPUs against all tables of tests/conformance, which take minutes: second tier."""
 
 import numpy as np
 import torch
