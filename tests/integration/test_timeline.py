@@ -69,10 +69,8 @@ def test_a_job_over_tcp_records_all_ranks(script, jobs, tmp_path: Path) -> None:
     assert ready_marks(events) == {"0": 200, "1": 200}
 
 
-@pytest.mark.parametrize("path", ["/nonexistent/folder/t.json", "/dev/full"])
-def test_a_file_that_cannot_be_written_is_said_once_and_training_goes_on(
-    path: str, script, jobs
-) -> None:
+def test_a_file_that_cannot_be_written_is_said_once_and_training_goes_on(script, jobs) -> None:
+    path = "/dev/full"
     job = jobs(harness.python(2, script(TRAIN), "50", env={"HOROVOD_TIMELINE": path})).succeed()
     said = [line for line in job.stderr.splitlines() if "timeline" in line.lower()]
     assert len(said) == 1, job.report()

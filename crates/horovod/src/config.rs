@@ -231,7 +231,7 @@ impl Config {
             heartbeat: heartbeat(env)?,
             encrypt: settings::ENCRYPT.read(env)?,
             checksums: settings::DATA_CHECKSUM.read(env)?,
-            metrics: settings::METRICS.read(env)?,
+            metrics: metrics::is_on(env)?,
             publish: metrics::publish(env)?,
             timeline: settings::TIMELINE
                 .read(env)?

@@ -356,14 +356,14 @@ class HorovodBasics:
         Raises
         ------
         ValueError
-            Horovod is not initialised, or `HOROVOD_METRICS=0` has turned measuring off.
+            Horovod is not initialised, or measuring is off, which is the default.
         """
         self._require_init()
         document = _core.stats()
         if document is None:
             raise ValueError(
-                "Nothing is measured, for HOROVOD_METRICS=0 was set at hvd.init(). Leave the variable out, "
-                "or set it to 1."
+                "Nothing is measured: HOROVOD_METRICS was not set to 1 at hvd.init(). Set it for all ranks, such as "
+                "with HOROVOD_METRICS=1 horovodrun."
             )
         figures: dict[str, Any] = json.loads(document)
         return figures

@@ -15,7 +15,7 @@ import torch
 try:
     from torch.amp.grad_scaler import GradScaler, OptState
 except ImportError:  # before PyTorch 2.3
-    from torch.cuda.amp.grad_scaler import GradScaler, OptState  # type: ignore[no-redef,assignment,attr-defined]
+    from torch.cuda.amp.grad_scaler import GradScaler, OptState  # type: ignore[assignment,attr-defined]
 
 from horovod.torch._gradient_entries import GradientEntry
 

@@ -18,6 +18,7 @@ from devices import (
 )
 
 import horovod.torch as hvd
+from horovod.common._reduction import Reduction
 from horovod.torch import _gradient_sending
 
 if not IS_REAL:
@@ -158,7 +159,7 @@ def test_gradients_that_are_handed_over_together_have_one_event():
     names = [f"events.{n}" for n in range(10)]
     before = count("cuEventRecord")
     handles = _gradient_sending.allreduce_together_(
-        tensors, names, hvd.Sum, 1.0, 1.0, hvd.global_process_set
+        tensors, names, Reduction(hvd.Sum, 1.0, 1.0, hvd.global_process_set)
     )
     assert len(handles) == 10
     for handle in handles:

@@ -31,7 +31,8 @@ def test_lists_of_any_length_are_gathered_inside_of_a_collection():
         both.update(float(value))
     values = [float(v) for rank in range(hvd.size()) for v in range(rank + 1)]
     result = both.compute()
-    assert result["CatMetric"].tolist() == values
+    # One value alone has no dimension.
+    assert torch.atleast_1d(result["CatMetric"]).tolist() == values
     assert result["SumMetric"].item() == sum(values)
 
 

@@ -11,6 +11,13 @@ use crate::error::Error;
 /// Fewest characters of a secret.
 const TOKEN_CHARACTERS: usize = 16;
 
+/// Whether this rank measures: because it shall, or because the figures are to be shown.
+pub(super) fn is_on(env: &dyn Environment) -> Result<bool, Error> {
+    let is_shown = settings::METRICS_PORT.read(env)?.is_some()
+        || settings::METRICS_TEXTFILE.read(env)?.is_some();
+    Ok(is_shown || settings::METRICS.read(env)?)
+}
+
 pub(super) fn publish(env: &dyn Environment) -> Result<PublishSettings, Error> {
     let address = settings::METRICS_ADDRESS.read(env)?;
     let ip: IpAddr = address.parse().map_err(|_| {
