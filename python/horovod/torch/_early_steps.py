@@ -58,19 +58,22 @@ class LeftGradients:
         return [
             entry.name
             for entry, mark in self._marks.items()
-            if among(entry) and (now := _mark(entry.param.grad)) is not None and now != mark
+            if among(entry)
+            and (now := _mark(entry.param.grad)) is not None
+            # The core itself refuses a tensor in flight that got other memory.
+            and (now[:-1] != mark[:-1] if entry.settled else now[1:] != mark[1:])
         ]
 
 
 def _mark(grad: torch.Tensor | None) -> Mark | None:
-    """Return where a gradient lies and how often it was changed in place; None if that cannot be told."""
+    """Return the tensor's identity, how often it was changed in place, and its address; None if that is not known."""
     if grad is None or grad.is_inference():
         return None
     if grad.layout is torch.strided:
-        return grad.data_ptr(), grad._version
+        return id(grad), grad._version, grad.data_ptr()
     if grad.layout is torch.sparse_coo:
         values = grad._values()
-        return values.data_ptr(), grad._version, values._version
+        return id(grad), grad._version, values._version, values.data_ptr()
     return None
 
 
