@@ -126,7 +126,9 @@ def test_a_rank_that_measures_beside_one_that_does_not(script, jobs, tmp_path: P
 
 
 def lines_of_url(job: harness.Job) -> str:
-    found = re.search(r"horovod: the job's figures are at (http://\S+)", f"{job.stderr}\n{job.stdout}")
+    found = re.search(
+        r"horovod: the job's figures are at (http://\S+)", f"{job.stderr}\n{job.stdout}"
+    )
     assert found, job.report()
     return found.group(1)
 
