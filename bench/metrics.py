@@ -15,13 +15,8 @@ itself. Processor time is that of all ranks and threads.
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
-
 import launch
 import timeline
-from processes import unwind_on_sigterm
 
 WORKLOADS = ("small", "many", "resnet", "training")
 LIMIT_S = 300
@@ -51,25 +46,5 @@ def report(found: dict) -> list[str]:
     return rows
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("-np", "--num-proc", type=int, default=2)
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
-    parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=0.4, help="length of a block")
-    parser.add_argument("--json", type=Path, help="write all figures here")
-    options = parser.parse_args()
-    unwind_on_sigterm()
-    found = []
-    for workload in options.workloads:
-        found.append(measure(workload, options.num_proc, options.pairs, options.seconds))
-        print("\n".join(report(found[-1])), end="\n\n", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(found))
-
-
 if __name__ == "__main__":
-    main()
+    timeline.run(__doc__, WORKLOADS, measure, report)

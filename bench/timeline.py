@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import launch
@@ -91,13 +91,18 @@ def report(found: dict) -> list[str]:
     ]
 
 
-def main() -> None:
-    """Measure and print."""
+def run(
+    description: str | None,
+    workloads: Sequence[str],
+    measure: Callable[[str, int, int, float], dict],
+    report: Callable[[dict], list[str]],
+) -> None:
+    """Measure the workloads that the command line names, and print."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-np", "--num-proc", type=int, default=2)
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
+    parser.add_argument("--workloads", nargs="+", choices=workloads, default=workloads)
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=0.4, help="length of a block")
     parser.add_argument("--json", type=Path, help="write all figures here")
@@ -112,4 +117,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, WORKLOADS, measure, report)

@@ -113,24 +113,30 @@ def test_a_rank_that_is_killed_is_named(mpi: Mpi, script, jobs) -> None:
     assert re.search(r"rank 1 on host \S+ was killed by signal 9", job.stderr), job.report()
 
 
-def test_a_rank_that_ends_early_ends_no_other(mpi: Mpi, script, jobs) -> None:
+def test_a_rank_that_ends_early_ends_no_other(mpi: Mpi, script, jobs, tmp_path: Path) -> None:
+    """Its agent stays: launchers of MPI end the other processes when one ends."""
+    end = tmp_path / "end"
     text = (
         WORLD
-        + """
+        + f"""
 import time
-pids = hvd.allgather(np.array([os.getpid()]))
+pids = hvd.allgather(np.array([[os.getpid(), os.getppid()]]))
 hvd.shutdown()
 if world.rank == 1:
     os._exit(0)
-while os.path.exists(f"/proc/{pids[1]}"):
+while os.path.exists(f"/proc/{{pids[1][0]}}"):
     time.sleep(0.01)
-# Launchers that end the others do so within this time. One that does not passes however slow it is.
-time.sleep(1)
+print("alone, agent", pids[1][1], flush=True)
+while not os.path.exists({str(end)!r}):
+    time.sleep(0.01)
 print("says the end", flush=True)
 os._exit(0)
 """
     )
     job = jobs(harness.python(2, script(text), options=["--mpi"], env=mpi.env))
+    (alone,) = job.wait_for("alone, agent")
+    assert int(alone.split()[-1]) in job.members(), "the agent of rank 1"
+    end.touch()
     assert job.wait() == 0, job.report()
     assert "[0]<stdout>:says the end" in job.stdout
 

@@ -123,7 +123,7 @@ figures! {
     /// Figures of one host. Times are in nanoseconds, of all its processors together.
     HostFigures, HOST_FIGURES:
     processors = "processors", Gauge, Count, "processors of the host";
-    busy = "busy_seconds", Counter, Seconds, "processor time that was used, by whomever";
+    busy = "busy_seconds", Counter, Seconds, "processor time that all processes of the host have used";
     steal = "steal_seconds", Counter, Seconds, "processor time that the hypervisor gave to others";
     memory = "memory_bytes", Gauge, Bytes, "memory of the host";
     available = "available_memory_bytes", Gauge, Bytes, "memory that is available without swapping";

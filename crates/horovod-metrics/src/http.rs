@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 /// Bytes of a request that are read at most.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
 
-/// The page: one file, which asks nobody but this server.
+/// The page: one file, which loads nothing from other servers.
 static PAGE: &str = include_str!("page.html");
 
 /// A resource of the server.

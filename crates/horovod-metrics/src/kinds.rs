@@ -62,7 +62,7 @@ impl Kind {
 /// Number of kinds of operations.
 pub const KINDS: usize = 6;
 
-/// The widest kind of link that an operation crosses.
+/// The link of an operation: between hosts if its members are on several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
     /// All members are on one host.

@@ -1,5 +1,5 @@
-//! The figures of a running job: each rank counts, once a second the reports travel up the control tree to rank 0, and
-//! who asks there sees the job.
+//! The figures of a running job: each rank counts, once a second the reports travel up the control tree to rank 0,
+//! and rank 0 shows them.
 //!
 //! The engine tells what it knows, and carries the messages. Nothing here knows the engine, nor any device.
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! How late each link was: for how long it alone kept a request from being ready. Counted only where that was asked for.
+//! For how long each link alone kept a request from being ready. Counted only after `count_lateness`.
 
 use crate::types::{Rank, Time};
 use std::collections::BTreeMap;

@@ -308,7 +308,7 @@ table! {
     }, Each;
     /// 1 leaves the time out of log lines
     LOG_HIDE_TIME: Flag = "HOROVOD_LOG_HIDE_TIME", Flag(false), Each;
-    /// 1 measures the job for `hvd.stats()` and `horovodrun --status`, as a port or a file for figures does; see watching.md
+    /// 1 measures the job, for `hvd.stats()` and `horovodrun --status`; a port or a file for figures implies it, see watching.md
     METRICS: Flag = "HOROVOD_METRICS", Flag(false), Each;
     /// port where rank 0 shows the job's figures, as a page and as text for Prometheus; 0 means any free one
     METRICS_PORT: Optional<Whole<u16>> =

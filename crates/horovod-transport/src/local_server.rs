@@ -13,7 +13,7 @@ use crate::wait::wait_for_any;
 /// How long not to accept after the system refused to.
 const REST: Duration = Duration::from_millis(100);
 
-/// A listener, and how to stop who waits at it.
+/// A listener, and a signal that ends its wait.
 #[derive(Debug)]
 pub struct LocalServer {
     listener: Arc<Fd>,

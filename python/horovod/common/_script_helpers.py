@@ -43,7 +43,7 @@ def average_metrics(
     >>> hvd.average_metrics({"loss": loss, "accuracy": right / seen}, weight=seen)
     {'loss': 0.25, 'accuracy': 0.9}
     """
-    everybody = allgather_object(_own(metrics, weight), name, process_set)
+    everybody = allgather_object(_own(metrics, weight), name or "average_metrics", process_set)
     ranks = process_set.ranks or list(range(len(everybody)))
     for rank, own in zip(ranks, everybody, strict=True):
         if isinstance(own, str):
@@ -66,17 +66,19 @@ def average_metrics(
     }
 
 
-def _own(metrics: Mapping[str, Any], weight: float) -> tuple[dict[str, float], float] | str:
+def _own(metrics: Any, weight: Any) -> tuple[dict[str, float], float] | str:
     """This rank's numbers; or what is wrong with them, which all ranks must learn, or the others would wait."""
+    if not isinstance(metrics, Mapping):
+        return f"has {type(metrics).__qualname__} for its metrics; expected numbers by name."
     values = {}
     for key, value in metrics.items():
         try:
             values[key] = float(value.item() if hasattr(value, "item") else value)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # of the value's own library, too
             return f"has no number for {key!r}, but {type(value).__qualname__}: {error}"
     try:
         number = float(weight)
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         return f"has no number as its weight: {error}"
     if not math.isfinite(number) or number < 0:
         return f"has the weight {weight}; expected a number from 0."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
@@ -19,7 +19,19 @@ except ImportError:  # before PyTorch 2.3
 
 from horovod.torch._gradient_entries import GradientEntry
 
-Mark = tuple[Any, ...]
+
+class Mark(NamedTuple):
+    """A gradient as a backward pass left it."""
+
+    identity: int
+    versions: tuple[int, ...]
+    address: int
+
+    def differs(self, now: Mark, *, in_flight: bool) -> bool:
+        """Whether the script has changed it. The core itself refuses a tensor in flight that got other memory."""
+        if in_flight:
+            return (now.identity, now.versions) != (self.identity, self.versions)
+        return (now.versions, now.address) != (self.versions, self.address)
 
 
 class LeftGradients:
@@ -60,8 +72,7 @@ class LeftGradients:
             for entry, mark in self._marks.items()
             if among(entry)
             and (now := _mark(entry.param.grad)) is not None
-            # The core itself refuses a tensor in flight that got other memory.
-            and (now[:-1] != mark[:-1] if entry.settled else now[1:] != mark[1:])
+            and mark.differs(now, in_flight=entry.settled)
         ]
 
 
@@ -70,10 +81,10 @@ def _mark(grad: torch.Tensor | None) -> Mark | None:
     if grad is None or grad.is_inference():
         return None
     if grad.layout is torch.strided:
-        return id(grad), grad._version, grad.data_ptr()
+        return Mark(id(grad), (grad._version,), grad.data_ptr())
     if grad.layout is torch.sparse_coo:
         values = grad._values()
-        return id(grad), grad._version, values._version, values.data_ptr()
+        return Mark(id(grad), (grad._version, values._version), values.data_ptr())
     return None
 
 

@@ -51,6 +51,8 @@ def test_of_a_process_set():
     [
         ({"x": "fast"}, 1, "has no number for 'x', but str"),
         ({"x": np.ones(2)}, 1, "has no number for 'x', but ndarray"),
+        ({"x": 10**400}, 1, "has no number for 'x', but int"),
+        ([1.0], 1, "has list for its metrics"),
         ({"x": 1}, -1, "has the weight -1"),
         ({"x": 1}, math.inf, "has the weight inf"),
         ({"x": 1}, None, "has no number as its weight"),

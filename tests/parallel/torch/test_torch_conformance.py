@@ -6,20 +6,11 @@ import torch
 import horovod.torch as hvd
 from conformance import oracle
 from conformance.adapter import Adapter, Fault
+from conformance.of_torch import FAULTS, LAYOUTS
 from conformance.suite import Conformance
 
 UNSUPPORTED = (Fault.DTYPE, r"Tensor type torch\..* is not supported")
 
-FAULTS = {Fault.NO_TENSOR: (TypeError, AttributeError)}
-LAYOUTS = {
-    "transposed": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
-    "reversed": lambda t: (
-        t.permute(*range(t.ndim)[::-1]).contiguous().permute(*range(t.ndim)[::-1])
-    ),
-    "strided": lambda t: torch.stack([t, t], -1)[..., 0],
-    "offset": lambda t: torch.cat([t, t])[len(t) :],
-    "columns": lambda t: torch.cat([t, t], 1)[:, : t.shape[1]],
-}
 NO_TENSORS = {
     "array": (lambda: np.ones(3), Fault.NO_TENSOR, ""),
     "list": (lambda: [1.0, 2.0], Fault.NO_TENSOR, ""),

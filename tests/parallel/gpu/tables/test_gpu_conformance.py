@@ -6,22 +6,12 @@ from devices import GpuTensor, number_of_gpus, on_gpu
 
 import horovod.torch as hvd
 from conformance import oracle
-from conformance.adapter import Adapter, Fault
+from conformance.adapter import Adapter
+from conformance.of_torch import FAULTS, LAYOUTS
 from conformance.suite import Conformance
 
 hvd.init()
 DEVICE = hvd.local_rank() % number_of_gpus()
-
-FAULTS = {Fault.NO_TENSOR: (TypeError, AttributeError)}
-LAYOUTS = {
-    "transposed": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
-    "reversed": lambda t: (
-        t.permute(*range(t.ndim)[::-1]).contiguous().permute(*range(t.ndim)[::-1])
-    ),
-    "strided": lambda t: torch.stack([t, t], -1)[..., 0],
-    "offset": lambda t: torch.cat([t, t])[len(t) :],
-    "columns": lambda t: torch.cat([t, t], 1)[:, : t.shape[1]],
-}
 
 
 class Gpu(Adapter):
