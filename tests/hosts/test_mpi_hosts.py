@@ -15,14 +15,15 @@ from mpi_libraries import LIBRARIES, Mpi, find
 pytestmark = pytest.mark.hosts
 
 WORLD = """
-import socket
+import os, socket
 import numpy as np
 import horovod.numpy as hvd
 from mpi4py import MPI
 hvd.init(comm=MPI.COMM_WORLD)
 total = hvd.allreduce(np.arange(100_000.0), op=hvd.Sum)
 assert (total == np.arange(100_000.0) * 2).all()
-print("says", socket.gethostname(), hvd.rank(), MPI.COMM_WORLD.rank, hvd.local_rank(), hvd.cross_rank(), flush=True)
+words = ("says", socket.gethostname(), hvd.rank(), MPI.COMM_WORLD.rank, hvd.local_rank(), hvd.cross_rank())
+os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # in one piece
 """
 
 
@@ -43,7 +44,7 @@ def test_mpirun_starts_a_rank_on_each_host(name: str, net, jobs, tmp_path: Path)
 
 
 ALONE = """
-import socket
+import os, socket
 import numpy as np
 {imports}
 import horovod.numpy as hvd
@@ -53,7 +54,8 @@ for again in range(2):
     assert (total == np.arange(1000.0) * 2).all()
     hvd.shutdown()
 hvd.init()
-print("says", socket.gethostname(), hvd.rank(), hvd.size(), hvd.local_rank(), hvd.cross_rank(), flush=True)
+words = ("says", socket.gethostname(), hvd.rank(), hvd.size(), hvd.local_rank(), hvd.cross_rank())
+os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # in one piece
 """
 
 

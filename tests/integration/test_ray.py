@@ -21,6 +21,7 @@ import harness
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray[train,tune]'")
 
 from ray.cluster_utils import Cluster  # noqa: E402
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
 from horovod.ray import ElasticRayExecutor, RayExecutor  # noqa: E402
 from horovod.ray.runner import StaticAdapter  # noqa: E402
@@ -118,10 +119,6 @@ def test_a_function_runs_on_all_ranks(two: RayExecutor) -> None:
 def test_variables_of_the_ranks(two: RayExecutor) -> None:
     names = ("COLOUR", "OMP_NUM_THREADS", "HOROVOD_SIZE")
     assert two.execute(lambda _: [os.environ.get(n) for n in names]) == [["blue", "1", "2"]] * 2
-    # Both workers are on the driver's node.
-    rendezvous = two.execute(lambda _: os.environ["HOROVOD_RENDEZVOUS"])[0]
-    assert rendezvous.startswith("127.0.0.1:")
-    assert "," not in rendezvous
 
 
 class Counter:
@@ -131,6 +128,31 @@ class Counter:
     def count(self) -> int:
         self.value += self.step
         return self.value
+
+
+@pytest.mark.parametrize("where", ["driver's node", "other node"])
+def test_a_job_on_the_drivers_node_listens_on_the_loopback_only(where: str) -> None:
+    of_driver = ray.get_runtime_context().get_node_id()
+    of_other = next(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != of_driver)
+    full = of_other if where == "driver's node" else of_driver
+    # Ray is free to place two workers on either node: an actor takes all CPUs of one.
+    on_full = NodeAffinitySchedulingStrategy(full, soft=False)
+    actor = ray.remote(Counter).options(num_cpus=2, scheduling_strategy=on_full).remote(0)
+    executor = RayExecutor(RayExecutor.create_settings(), num_workers=2)
+    try:
+        assert ray.get(actor.count.remote()) == 1
+        executor.start()
+        rendezvous = executor.execute(lambda _: os.environ["HOROVOD_RENDEZVOUS"])[0]
+    finally:
+        executor.shutdown()
+        ray.kill(actor)
+    wait_until(lambda: ray.available_resources().get("CPU") == 4.0, "4 free CPUs")
+    addresses = rendezvous.split(",")
+    if where == "driver's node":
+        assert len(addresses) == 1
+        assert addresses[0].startswith("127.0.0.1:")
+    else:
+        assert not any(address.startswith("127.") for address in addresses)
 
 
 def test_each_worker_keeps_its_object() -> None:
