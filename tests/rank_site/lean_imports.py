@@ -8,8 +8,9 @@ import sys
 _SPARED = {"torch": True, "torch._dynamo": False, "tensorflow": True, "jax": True, "keras": False}
 
 
-# The first optimizer imports PyTorch's compiler, only to exempt some functions from compilation. This import takes as
-# long as all others together. Until something else imports the compiler, no function needs the exemption.
+# The first optimizer and its first step import PyTorch's compiler, only to exempt functions from compilation. This
+# import takes as long as all others together. Until something else imports the compiler, no function needs the
+# exemption.
 _CALL_AT_ONCE = """
 import sys as _sys
 
@@ -28,6 +29,24 @@ def _disable_dynamo(fn=None, recursive=True):
         return functools.partial(_disable_dynamo, recursive=recursive)
     return _unless_imported(_real(fn, recursive), fn)
 """
+_STEP_AT_ONCE = """
+import sys as _sys
+
+_real = _use_grad_for_differentiable
+
+def _use_grad_for_differentiable(func):
+    in_graph = _real(func)
+
+    @functools.wraps(func)
+    def step(self, *args, **kwargs):
+        if "torch._dynamo" in _sys.modules:
+            return in_graph(self, *args, **kwargs)
+        with torch.set_grad_enabled(self.defaults["differentiable"]):
+            return func(self, *args, **kwargs)
+
+    return step
+"""
+_APPENDED = {"torch._compile": _CALL_AT_ONCE, "torch.optim.optimizer": _STEP_AT_ONCE}
 
 
 def _with(spec, text):
@@ -69,9 +88,9 @@ class _WithoutCollections:
     def find_spec(self, name, path=None, target=None):
         if name in _MISSING_TO and _is_missing(name):
             raise ModuleNotFoundError(f"{name} is optional here, and left out in tests", name=name)
-        if name == "torch._compile":
+        if name in _APPENDED:
             return _with(
-                importlib.machinery.PathFinder.find_spec(name, path, target), _CALL_AT_ONCE
+                importlib.machinery.PathFinder.find_spec(name, path, target), _APPENDED[name]
             )
         if name not in _SPARED:
             return None
