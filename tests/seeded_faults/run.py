@@ -149,6 +149,8 @@ def make_tree() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise SystemExit(f"{PLACE} is in use by another run; wait for its end") from None
+    # `git stash create` fails where files have another date and the same text as before.
+    output("git", "status", "--porcelain", "--untracked-files=no")
     commit = output("git", "stash", "create") or output("git", "rev-parse", "HEAD")
     output("git", "worktree", "prune")
     if TREE.exists():
