@@ -83,6 +83,8 @@ pytestmark = pytest.mark.usefixtures("cluster", "limit")
 
 @pytest.fixture
 def two() -> Iterator[RayExecutor]:
+    # Else Ray puts a worker on each node where the actors of the test before still have CPUs of both.
+    wait_until(lambda: ray.available_resources().get("CPU") == 4.0, "4 free CPUs")
     executor = RayExecutor(RayExecutor.create_settings(), num_workers=2)
     executor.start(extra_env_vars={"COLOUR": "blue"})
     yield executor
@@ -518,7 +520,8 @@ def test_ray_train(tmp_path: Path) -> None:
     HorovodTrainer(
         write_total,
         train_loop_config={"first": 2.0, "folder": tmp_path},
-        scaling_config=ScalingConfig(num_workers=2),
+        # Else Ray may put them on two nodes, which do not meet on the loopback.
+        scaling_config=ScalingConfig(num_workers=2, placement_strategy="STRICT_PACK"),
         run_config=RunConfig(storage_path=str(tmp_path), name="job"),
     ).fit()
     rows = [(tmp_path / str(rank)).read_text() for rank in range(2)]
