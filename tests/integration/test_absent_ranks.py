@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -30,12 +29,10 @@ except Exception as error:
 def test_the_rank_that_skips_init_is_blamed_at_once(jobs, tmp_path: Path, absent: int) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(absent=absent, wait=""))
-    started = time.monotonic()
-    # Only a rank that waits for the absent one takes so long.
-    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "600"}
+    # A rank that waits for the absent one reaches the job's limit first.
+    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "3600"}
     job = jobs(harness.horovodrun(2, [sys.executable, script], env=env))
     assert job.fail() == 1
-    assert time.monotonic() - started < 300, job.report()
     blamed = f"rank {absent} on host localhost exited with code 0 without calling hvd.init()"
     assert f"horovodrun: {blamed}" in job.stderr, job.report()
     assert "nothing to do here" in job.stderr

@@ -231,7 +231,7 @@ def test_too_few_tasks_are_counted_and_the_missing_named() -> None:
         RuntimeError, match=r"1 of 3 tasks have come within 15 s, missing: tasks 1, 2"
     ):
         run(print, tasks=tasks, num_proc=3, start_timeout=15)
-    assert 15 <= time.monotonic() - begun < harness.REAP_LIMIT_S
+    assert time.monotonic() - begun >= 15
     assert (tasks.stops, tasks.statuses) == (1, [0])
 
 

@@ -34,7 +34,8 @@ def begin(new):
     global kind
     hvd.barrier()
     kind = new
-    print(f"begins: {kind}", file=sys.stderr, flush=True)
+    # In one piece: threads of the core write to the same pipe.
+    os.write(2, f"begins: {kind}\\n".encode())
 
 def weight():
     return torch.nn.Parameter(torch.zeros(4, dtype=torch.float64))
