@@ -232,6 +232,8 @@ class Page:
         self.folder = folder
         self.jobs = jobs
         self.ran = 0
+        # The block that is `train.py`, once a command has run it.
+        self.script_that_ran: Block | None = None
         self.connect = CONNECT
         self.blocks = [b for b in BLOCKS[page] if b.language != "text"]
         self.to_run = [b for b in self.blocks if b.runs()]
@@ -240,11 +242,15 @@ class Page:
         """The blocks in these languages that can run here."""
         return [block for block in self.to_run if block.language in languages]
 
+    def script(self) -> Block | None:
+        """The block that is `train.py`; none where the page shows no script for ranks."""
+        scripts = [b for b in self.of("python") if not names_not_defined(b.text)]
+        return scripts[0] if scripts and self.page not in (*DRIVERS, "docs/mxnet.md") else None
+
     def write_files(self) -> None:
         """Files that commands name: the reader's, and those that the page shows."""
-        scripts = [b for b in self.of("python") if not names_not_defined(b.text)]
-        is_for_ranks = scripts and self.page not in (*DRIVERS, "docs/mxnet.md")
-        shown = {"train.py": scripts[0].text if is_for_ranks else SMALL_SCRIPT}
+        script = self.script()
+        shown = {"train.py": script.text if script else SMALL_SCRIPT}
         for block in self.of("sh"):
             if block.is_file():
                 shown["hosts.sh"] = block.text
@@ -287,10 +293,16 @@ class Page:
             self.fail(block, job)
         job.assert_nothing_left()
         self.ran += 1
+        if any(re.search(rf"\bhorovodrun -np {RANKS}\b.* python train\.py$", c) for c in commands):
+            self.script_that_ran = self.script()
 
     def run_python(self) -> None:
-        """The blocks in Python: in one process where they run alone or on a rank, but none beside TensorFlow 1's."""
-        blocks = self.of("python")
+        """The blocks in Python that no command has run as `train.py`.
+
+        They run in one process where they run alone or on a rank, but none beside TensorFlow 1's.
+        """
+        self.ran += self.script_that_ran is not None
+        blocks = [b for b in self.of("python") if b is not self.script_that_ran]
         for block in blocks:
             script = script_of(block).replace(CONNECT, self.connect)
             (self.folder / block.file).write_text(to_this_machine(script, self.folder))
