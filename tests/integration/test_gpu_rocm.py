@@ -13,21 +13,18 @@ import gpu_double
 import harness
 
 FOLDER = Path(gpu_double.FOLDER)
-# Of the tests over NVIDIA's: every operation and type, training, what is refused, what must not wait, and lifetimes.
+# Of the tests over NVIDIA's. The first ones call every function of AMD's libraries that is called at all: the others'
+# faults are those of NVIDIA's GPUs.
 OPERATIONS = "test_gpu_operations.py"
-FILES = {
-    "NCCL": (
-        OPERATIONS,
-        "test_gpu_training.py",
-        "test_gpu_errors.py",
-        "test_gpu_layouts.py",
-        "test_gpu_sparse.py",
-        "test_gpu_steps.py",
-        "test_gpu_dropped.py",
-        "test_gpu_timeline.py",
-    ),
-    "HOST": (OPERATIONS,),
-}
+EVERY_FUNCTION = (OPERATIONS, "test_gpu_steps.py", "test_gpu_timeline.py")
+OTHERS = (
+    "test_gpu_training.py",
+    "test_gpu_errors.py",
+    "test_gpu_layouts.py",
+    "test_gpu_sparse.py",
+    "test_gpu_dropped.py",
+)
+AS_NVIDIAS = pytest.mark.thorough(also="tests/test_parallel.py::test_on_every_rank")
 
 
 @pytest.fixture
@@ -54,10 +51,17 @@ def environment(home: str, double: str = "devices=4,seed=5", **others: str) -> d
     }
 
 
-@pytest.mark.parametrize("operations", FILES)
-def test_the_same_tests_as_on_gpus_of_nvidia(operations, rocm, jobs) -> None:
+@pytest.mark.parametrize(
+    ("operations", "names"),
+    [
+        pytest.param("NCCL", EVERY_FUNCTION, id="NCCL"),
+        pytest.param("NCCL", OTHERS, marks=AS_NVIDIAS, id="NCCL, the others"),
+        pytest.param("HOST", (OPERATIONS,), id="HOST"),
+    ],
+)
+def test_the_same_tests_as_on_gpus_of_nvidia(operations, names, rocm, jobs) -> None:
     words = ["-m", "pytest", "-x", "-q", "--tb=short", "-p", "no:cacheprovider"]
-    files = [str(FOLDER / file) for file in FILES[operations]]
+    files = [str(FOLDER / name) for name in names]
     command = [sys.executable, *words, "--rootdir", str(harness.ROOT), *files]
     env = environment(rocm, HOROVOD_GPU_OPERATIONS=operations)
     jobs(harness.horovodrun(2, command, env=env, cwd=harness.ROOT)).succeed()
