@@ -61,29 +61,37 @@ def test_ranks_that_wait_for_each_other_in_a_circle_end_with_the_report(script, 
 
 
 HELD_UP = """
-import os, pathlib, signal, sys
+import os, pathlib, signal, sys, time
 import numpy as np
 import horovod.numpy as hvd
 
 go, pipe = pathlib.Path(sys.argv[1]), sys.argv[2]
+there = [go.with_name(f"there {rank}") for rank in range(4)]
 hvd.init()
 rank = hvd.rank()
 print(f"rank {rank} is process {os.getpid()}", flush=True)
 hvd.barrier()
 
 def compute():
+    there[1].touch()
     while not go.exists():
         pass
 
 def load_data():
+    there[2].touch()
     with open(pipe) as file:
         file.read()
 
+if rank == 0:
+    # The others are looked at when it has waited for seconds.
+    while not all(place.exists() for place in there[1:]):
+        time.sleep(0.01)
 if rank == 1:
     compute()
 if rank == 2:
     load_data()
 if rank == 3:
+    there[3].touch()
     signal.raise_signal(signal.SIGSTOP)
 print(f"sum {hvd.allreduce(np.ones(1, np.float32), op=hvd.Sum, name='late').item()}", flush=True)
 """
