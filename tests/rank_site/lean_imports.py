@@ -28,6 +28,8 @@ def _disable_dynamo(fn=None, recursive=True):
     if fn is None:
         return functools.partial(_disable_dynamo, recursive=recursive)
     return _unless_imported(_real(fn, recursive), fn)
+
+disable = _disable_dynamo
 """
 _STEP_AT_ONCE = """
 import sys as _sys
@@ -46,6 +48,8 @@ def _use_grad_for_differentiable(func):
 
     return step
 """
+# Keras imports the compiler for the same exemption.
+_EXEMPTING = ("keras.src.backend.torch.image", "keras.src.backend.torch.random")
 _APPENDED = {"torch._compile": _CALL_AT_ONCE, "torch.optim.optimizer": _STEP_AT_ONCE}
 
 
@@ -57,6 +61,19 @@ def _with(spec, text):
         def exec_module(module):
             execute(module)
             exec(compile(text, module.__file__, "exec"), module.__dict__)
+
+        spec.loader.exec_module = exec_module
+    return spec
+
+
+def _without_the_compiler(spec):
+    """The module with `disable` of `torch._compile` in place of the compiler's."""
+    if spec is not None and spec.loader is not None:
+        source = spec.loader.get_source(spec.name)
+        source = source.replace("import torch._dynamo as dynamo", "import torch._compile as dynamo")
+
+        def exec_module(module):
+            exec(compile(source, module.__file__, "exec"), module.__dict__)
 
         spec.loader.exec_module = exec_module
     return spec
@@ -91,6 +108,10 @@ class _WithoutCollections:
         if name in _APPENDED:
             return _with(
                 importlib.machinery.PathFinder.find_spec(name, path, target), _APPENDED[name]
+            )
+        if name in _EXEMPTING:
+            return _without_the_compiler(
+                importlib.machinery.PathFinder.find_spec(name, path, target)
             )
         if name not in _SPARED:
             return None

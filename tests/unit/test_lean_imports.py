@@ -1,4 +1,4 @@
-"""What `lean_imports` spares ranks: without it each rank that trains would import PyTorch's compiler."""
+"""Without `lean_imports` each rank that trains would import PyTorch's compiler."""
 
 from __future__ import annotations
 
@@ -29,14 +29,38 @@ step()
 """
 
 
-def test_the_first_step_of_an_optimizer_does_not_import_the_compiler() -> None:
-    pytest.importorskip("torch")
-    words = [sys.executable, "-c", STEP]
+def lines_of(program: str, **env: str) -> list[str]:
+    """The output of a program."""
     done = subprocess.run(
-        words,
-        env={"PYTHONPATH": str(harness.RANK_SITE)},
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(harness.RANK_SITE), **env},
         capture_output=True,
         text=True,
         timeout=harness.LIMIT_S,
     )
-    assert done.stdout.splitlines() == ["-1.0 True False", "-3.0 True True"], done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_first_step_of_an_optimizer_does_not_import_the_compiler() -> None:
+    pytest.importorskip("torch")
+    assert lines_of(STEP) == ["-1.0 True False", "-3.0 True True"]
+
+
+KERAS = """
+import sys
+import lean_imports
+import keras
+
+def draw():
+    print(keras.random.uniform((2,), seed=1).shape[0], "torch._dynamo" in sys.modules, flush=True)
+
+draw()
+import torch._dynamo
+draw()
+"""
+
+
+def test_keras_on_pytorch_does_not_import_the_compiler() -> None:
+    pytest.importorskip("keras")
+    assert lines_of(KERAS, KERAS_BACKEND="torch") == ["2 False", "2 True"]
