@@ -149,9 +149,7 @@ def make_tree() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise SystemExit(f"{PLACE} is in use by another run; wait for its end") from None
-    # `git stash create` fails where files have another date and the same text as before.
-    output("git", "status", "--porcelain", "--untracked-files=no")
-    commit = output("git", "stash", "create") or output("git", "rev-parse", "HEAD")
+    commit = commit_of(ROOT)
     output("git", "worktree", "prune")
     if TREE.exists():
         output("git", "reset", "--quiet", "--hard", commit, cwd=TREE)
@@ -161,6 +159,15 @@ def make_tree() -> None:
         print(f"not in the copy, as git does not know them: {' '.join(untracked.split())}")
     for stamps in (ROOT / ".stamps").glob("gpu-double"):
         shutil.copytree(stamps, TREE / ".stamps" / stamps.name, dirs_exist_ok=True)
+
+
+def commit_of(root: Path) -> str:
+    """A commit of what is checked out there, with changes to tracked files."""
+    # `git stash create` fails where files have another date and the same text as before.
+    output("git", "status", "--porcelain", "--untracked-files=no", cwd=root)
+    return output("git", "stash", "create", cwd=root) or output(
+        "git", "rev-parse", "HEAD", cwd=root
+    )
 
 
 def make_environment() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,15 +18,15 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "tests" / "seeded_faults" / "table.py"
 
 
-def _table() -> Any:
-    spec = importlib.util.spec_from_file_location("seeded_faults", TABLE)
+def _module(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, TABLE.with_name(f"{name}.py"))
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
 
-table = _table()
+table, run = _module("table"), _module("run")
 
 
 def test_there_are_at_least_thirty_with_names_of_their_own() -> None:
@@ -59,3 +61,18 @@ def test_the_text_is_there_once_and_the_tests_exist(fault: Any) -> None:
         if isinstance(tests, table.Ranks):
             part = test_parallel.Part(ROOT / "tests" / file, tests.environment)
             assert part.runs_on(tests.np, is_thorough=False), "the first tier does not run this"
+
+
+def test_files_with_another_date_and_the_same_text_are_no_change(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        own = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+        subprocess.run(["git", *own, *words], cwd=tmp_path, check=True)
+
+    git("init", "--quiet")
+    file = tmp_path / "file"
+    file.write_text("text\n")
+    git("add", "file")
+    git("commit", "--quiet", "--message", "one")
+    head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=tmp_path, text=True).strip()
+    os.utime(file, (1.0, 1.0))
+    assert run.commit_of(tmp_path) == head
