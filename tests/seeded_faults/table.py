@@ -529,6 +529,6 @@ FAULTS = (
         "        let op = operation(BROADCAST, 0, 1.0, 1.0, root * 0)?;\n"
         '        self.begin(tensor, "broadcast", name, op, process_set, submit_and_wait)\n',
         "torch.broadcast_ sends rank 0's tensor whatever the root",
-        Ranks((f"{TORCH}/test_state.py::test_parameters_become_the_roots",)),
+        Ranks((f"{TORCH}/test_memory_orders.py::test_one_order_on_all_ranks",)),
     ),
 )
