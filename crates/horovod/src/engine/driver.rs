@@ -515,7 +515,7 @@ impl Pump {
 
     fn send(&mut self, to: Rank, encode: impl FnOnce(&mut Vec<u8>)) {
         if let Err(e) = self.links.send(to, encode) {
-            self.note_lost(to, LossCause::Connection(e.to_string()), false);
+            self.note_lost(to, LossCause::Connection(e.to_string()));
         }
     }
 }
