@@ -5,7 +5,7 @@ use std::path::Path;
 /// The page with the list, in a table whose rows are numbered.
 const PAGE: &str = "docs/walk.md";
 /// A newcomer reads so many files at most.
-const FILES_MAX: usize = 14;
+const FILES_MAX: usize = 15;
 /// The part of the map that names the same files.
 const MAP: &str = "ARCHITECTURE.md";
 const MAP_SECTION: &str = "## Where to start reading";

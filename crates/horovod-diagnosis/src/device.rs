@@ -17,7 +17,7 @@ const GRACE_MS: u64 = 10_000;
 /// The same operation is told of again after this time, then after twice as long, and so on.
 const REPEAT_MS: u64 = 60_000;
 /// Questions have numbers that no others have.
-const FIRST_QUESTION: u64 = 1 << 63;
+pub(crate) const FIRST_QUESTION: u64 = 1 << 63;
 
 /// How far the operation is that a GPU is at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use horovod_protocol::{ProcessSetId, Rank, StalledRequest, Tree};
 
+use super::device::FIRST_QUESTION;
 use super::leader::{Leader, Step};
-pub use super::replicas::testing::replica_report;
+pub use super::replicas::testing::{replica_report, replica_report_seeds};
 use super::{
-    DeviceInquiry, DeviceStep, FRAMES_MAX, JobView, Late, Message, NAMES_MAX, STACK_TEXT_MAX,
-    THREADS_MAX, is_message, render, render_device, summary_device,
+    Brief, Complaint, DeviceInquiry, DeviceStanding, DeviceStep, FRAMES_MAX, Frame, JobView, Key,
+    Late, Message, NAMES_MAX, OnDevice, Phase, STACK_TEXT_MAX, Standing, THREADS_MAX, ThreadStack,
+    Unfinished, is_message, render, render_device, summary_device,
 };
 
 const SIZE: u32 = 4;
@@ -120,4 +122,95 @@ fn next(plan: &mut &[u8]) -> Option<Message> {
         assert!(frames.max().unwrap_or(0) <= FRAMES_MAX);
     }
     Some(decoded)
+}
+
+/// A message with its length in front, as the targets read it.
+pub(crate) fn prefixed(message: Vec<u8>) -> Vec<u8> {
+    let length = u8::try_from(message.len()).expect("a short message");
+    [&[length], &message[..]].concat()
+}
+
+/// Valid inputs of [`stall_report`]: answers of ranks that wait for each other, and every other kind of message.
+pub fn stall_report_seeds() -> Vec<Vec<u8>> {
+    let key = |name: &str| -> Key { (0, Arc::from(name)) };
+    let at = OnDevice {
+        seq: 9,
+        key: key("g"),
+        phase: Phase::Runs,
+        ms: 70_000,
+    };
+    let standing = |name: &str| Standing {
+        pid: 4711,
+        submitted: 3,
+        blocked: true,
+        waits_for: vec![key(name)],
+        in_hand: Unfinished {
+            count: 1,
+            names: vec![key("g")],
+            callbacks: 1,
+        },
+        device: Some(DeviceStanding {
+            given: Some(9),
+            at: Some(at.clone()),
+        }),
+        threads: vec![ThreadStack {
+            name: "MainThread".into(),
+            frames: vec![Frame {
+                file: "train.py".into(),
+                line: 7,
+                function: "step".into(),
+            }],
+        }],
+        ..Standing::default()
+    };
+    let answer = |question, name| Message::Answer {
+        question,
+        standing: standing(name),
+    };
+    let seed = |who: u8, messages: &[Message]| {
+        let messages = messages.iter().map(Message::encode).flat_map(prefixed);
+        [who].into_iter().chain(messages).collect()
+    };
+    let complaint = Message::Complaint(Complaint {
+        seq: 9,
+        key: key("g"),
+        ms: 70_000,
+        ends: true,
+    });
+    // Rank 0 asks all ranks twice for each of its reports.
+    let answers: Vec<_> = (1..=4)
+        .flat_map(|question| ["a", "b", "b", "a"].map(|name| answer(question, name)))
+        .collect();
+    let on_device = (0..SIZE).map(|_| answer(FIRST_QUESTION + 1, "b"));
+    let devices: Vec<_> = answers
+        .iter()
+        .cloned()
+        .chain([complaint])
+        .chain(on_device)
+        .collect();
+    let others = [
+        Message::Ask { question: 9000 },
+        Message::Soft { waits: true },
+        Message::AskBriefly {
+            question: 1,
+            keys: vec![key("a")],
+        },
+        Message::Brief {
+            question: 1,
+            brief: Brief {
+                blocked: true,
+                waits_for: vec![(key("a"), 5)],
+                pending: vec![true],
+            },
+        },
+        Message::LetGo {
+            handle: 5,
+            rank: 1,
+            name: "a".into(),
+        },
+    ];
+    let all = [(0x12, &answers[..]), (0x4e, &answers[..])];
+    let more = [(0x12, &devices[..]), (3, &others[..])];
+    let all = all.into_iter().chain(more);
+    all.map(|(who, messages)| seed(who, messages)).collect()
 }

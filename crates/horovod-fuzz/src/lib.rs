@@ -34,6 +34,32 @@ pub const TARGETS: &[Target] = &[
     ("replica_report", horovod_diagnosis::testing::replica_report),
 ];
 
+/// Valid inputs of a target.
+pub type Seeds = (&'static str, fn() -> Vec<Vec<u8>>);
+
+/// Targets whose messages follow from declarations of Rust types. Random bytes seldom are such messages, so the corpus
+/// has these inputs; `cargo run -p horovod-fuzz` writes them anew after a change of a message.
+pub const SEEDS: &[Seeds] = &[
+    ("rendezvous", parsers::rendezvous_seeds),
+    ("launcher_frames", launcher::frames_seeds),
+    (
+        "stall_report",
+        horovod_diagnosis::testing::stall_report_seeds,
+    ),
+    (
+        "replica_report",
+        horovod_diagnosis::testing::replica_report_seeds,
+    ),
+];
+
+/// The inputs of [`SEEDS`], each with its path below the corpus.
+pub fn seeds() -> impl Iterator<Item = (String, Vec<u8>)> {
+    SEEDS.iter().flat_map(|(target, seeds)| {
+        let seeds = seeds().into_iter().enumerate();
+        seeds.map(move |(i, bytes)| (format!("{target}/seed_{i:02}"), bytes))
+    })
+}
+
 /// Runs one target.
 ///
 /// # Panics

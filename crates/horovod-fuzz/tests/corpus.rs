@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use horovod_fuzz::{TARGETS, run};
+use horovod_fuzz::{SEEDS, TARGETS, run, seeds};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus")
@@ -31,6 +31,26 @@ fn nothing_in_the_corpus_breaks_a_promise() {
             println!("{name}/{input}");
             run(name, &std::fs::read(folder.join(input)).unwrap());
         }
+    }
+}
+
+/// An old input is refused in its first byte, and reaches nothing behind that.
+#[test]
+fn the_corpus_has_a_valid_input_of_each_kind_of_message() {
+    let mut wanted = BTreeSet::new();
+    for (path, bytes) in seeds() {
+        let kept = std::fs::read(root().join(&path)).ok();
+        assert!(
+            kept.as_ref() == Some(&bytes),
+            "{path} is not what the messages are now; run: cargo run -p horovod-fuzz"
+        );
+        wanted.insert(path);
+    }
+    for (target, _) in SEEDS {
+        let kept = names(&root().join(target)).into_iter();
+        let kept = kept.map(|name| format!("{target}/{name}"));
+        let stale = kept.filter(|path| path.contains("/seed_") && !wanted.contains(path));
+        assert_eq!(stale.collect::<Vec<_>>(), Vec::<String>::new());
     }
 }
 

@@ -19,5 +19,7 @@ mod server;
 pub(crate) use client::{Client, Notice};
 pub use config::{ServerConfig, ServerEvent};
 pub use messages::RankAssignment;
+#[cfg(feature = "testing")]
+pub(crate) use messages::samples;
 pub(crate) use messages::{Common, MemberEntry, ToClient, ToServer, Where};
 pub use server::Server;

@@ -1,8 +1,9 @@
 //! Reports of parameters in which other ranks say anything, for fuzzing.
 
-use horovod_protocol::Rank;
+use horovod_protocol::{ProcessSetId, Rank};
 
 use super::{Collector, PARAMETER_NAME_MAX, Report, SUMS_MAX, is_message};
+use crate::testing::prefixed;
 
 const SIZE: u32 = 4;
 /// More than any text about so few ranks.
@@ -33,4 +34,27 @@ pub fn replica_report(bytes: &[u8]) {
             assert!(finding.text().len() < TEXT_BYTES_MAX);
         }
     }
+}
+
+/// Valid inputs of [`replica_report`]: all ranks hold the same, one differs, others have more parameters.
+pub fn replica_report_seeds() -> Vec<Vec<u8>> {
+    let report = |sums: &[u64], has_names: bool| Report {
+        set: ProcessSetId::GLOBAL,
+        key: 7,
+        number: 2,
+        total: sums.len() as u64,
+        sums: sums.to_vec(),
+        names: match has_names {
+            true => sums.iter().map(|sum| format!("w{sum}")).collect(),
+            false => Vec::new(),
+        },
+        advice: "Broadcast(…)".into(),
+    };
+    let differs: [&[u64]; 3] = [&[1, 2], &[1, 3], &[1, 2, 3]];
+    let seed = |other: &&[u64]| {
+        let of_rank = |rank| report(if rank == 2 { other } else { &[1, 2] }, rank == 0);
+        let messages = (0..SIZE).map(|rank| of_rank(rank).encode());
+        messages.flat_map(prefixed).collect()
+    };
+    differs.iter().map(seed).collect()
 }

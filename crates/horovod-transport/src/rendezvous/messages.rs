@@ -237,5 +237,7 @@ impl ToClient {
     }
 }
 
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod samples;
 #[cfg(test)]
 mod tests;

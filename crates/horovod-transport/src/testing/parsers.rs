@@ -12,7 +12,7 @@ use crate::{
     framing::{FrameQueue, FrameReader, Incoming},
     handshake::{Binding, HandshakeError, Initiator, Purpose, Responder},
     platform::fd::Fd,
-    rendezvous::{ToClient, ToServer},
+    rendezvous::{ToClient, ToServer, samples},
     tcp::stream::{Got, Stream, recv, send},
 };
 
@@ -226,4 +226,14 @@ pub fn rendezvous(bytes: &[u8]) {
         }
         [] => {}
     }
+}
+
+/// Valid inputs of [`rendezvous`], one for each kind of message.
+pub fn rendezvous_seeds() -> Vec<Vec<u8>> {
+    let to_server = samples::to_server().into_iter();
+    let to_server = to_server.map(|message| [&[0], &message.encode()[..]].concat());
+    let to_client = samples::to_client().into_iter();
+    to_server
+        .chain(to_client.map(|message| [&[1], &message.encode()[..]].concat()))
+        .collect()
 }

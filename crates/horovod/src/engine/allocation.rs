@@ -83,12 +83,14 @@ impl Allocation {
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The memory, or why there is none; `None` while it is asked for.
-    pub(super) fn poll(&self) -> Option<Result<Outputs, String>> {
-        if !self.ended.load(Ordering::Acquire) {
-            return None;
-        }
-        self.outcome().take()
+    /// Whether the memory has been given or refused.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// The memory, or why there is none, once; `None` while it is asked for.
+    pub(super) fn take(&self) -> Option<Result<Outputs, String>> {
+        self.has_ended().then(|| self.outcome().take())?
     }
 }
 

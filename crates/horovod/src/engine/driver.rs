@@ -1,11 +1,13 @@
 //! The driver of a rank: who holds it makes progress on the negotiation and runs what was agreed on, in order.
 //!
 //! Here stand the ways in which a thread makes progress, and the negotiation as far as nothing is unusual: what this
-//! rank's worker has to say goes to the coordinator, and what that has decided to the workers. Executions are in
-//! `execution`, what else the control plane has to do in `pump`, the end of a generation in `ending`. The driver's
-//! state belongs to parts with private fields: its neighbours to `links`, lost members and the end of the generation to
-//! `membership`, the total order to `queue`, executions on devices to `on_device`.
+//! rank's worker has to say goes to the coordinator, and what that has decided to the workers. The order of executions
+//! is in `execution`, the states of one execution in `advance`, what else the control plane has to do in `pump`, the
+//! end of a generation in `ending`. The driver's state belongs to parts with private fields: its neighbours to `links`,
+//! lost members and the end of the generation to `membership`, the total order to `queue`, executions on devices to
+//! `on_device`.
 
+mod advance;
 mod ending;
 mod execution;
 mod inspect;
@@ -27,7 +29,8 @@ use horovod_protocol::{
 };
 use horovod_transport::{ControlEvent, Mesh};
 
-use execution::{ExecutionTask, NextExecution};
+use advance::ExecutionTask;
+use execution::NextExecution;
 use links::ControlPlane;
 use node::{Node, NodeAction, unheard};
 use pump::Pump;
@@ -512,7 +515,7 @@ impl Pump {
 
     fn send(&mut self, to: Rank, encode: impl FnOnce(&mut Vec<u8>)) {
         if let Err(e) = self.links.send(to, encode) {
-            self.note_lost(to, LossCause::Connection(e.to_string()), false);
+            self.note_lost(to, LossCause::Connection(e.to_string()));
         }
     }
 }

@@ -25,7 +25,7 @@ impl Pump {
         let cause = LossCause::Silent {
             seconds: silence.as_secs_f64().round() as u64,
         };
-        self.note_lost(rank, cause, false);
+        self.note_lost(rank, cause);
     }
 
     /// The bytes received from a rank differ from those it sent. Both ranks live and report the same: neither is to
@@ -46,7 +46,7 @@ impl Pump {
     }
 
     /// A link closed. After a shutdown that is how peers leave, unless something of ours still runs.
-    pub(super) fn note_lost(&mut self, rank: Rank, cause: LossCause, left_cleanly: bool) {
+    pub(super) fn note_lost(&mut self, rank: Rank, cause: LossCause) {
         if self.membership.is_over() || !self.needs(rank) {
             return;
         }
@@ -55,7 +55,7 @@ impl Pump {
             host: self.links.host_of(rank),
             cause,
         };
-        self.membership.suspect(lost, left_cleanly);
+        self.membership.suspect(lost);
     }
 
     /// Whether this rank's end matters: always while the job runs, then only for what was agreed before the stop.
@@ -175,7 +175,7 @@ impl Pump {
 
     /// Give the launcher its time to say why the peer of a broken link has ended.
     fn await_cause(&mut self, lost: &PeerLost) {
-        self.note_lost(lost.rank, lost.cause.clone(), false);
+        self.note_lost(lost.rank, lost.cause.clone());
         self.membership.hurry(CAUSE_GRACE);
         let mut spins = 0;
         while !self.membership.is_over() {

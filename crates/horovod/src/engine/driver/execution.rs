@@ -1,117 +1,20 @@
-//! Executions, carried out in the order that was agreed on: what is next, whether it can begin, how it runs and ends.
+//! Executions, carried out in the order that was agreed on: what is next, whether it can begin, its end.
 
-use std::sync::Arc;
-
-use horovod_metrics::Begun;
 use horovod_protocol::{Device, Execution, Op, Shape};
-use horovod_transport::Aborted;
 
 use super::Driver;
+use super::advance::{Advance, ExecutionState, ExecutionTask};
 use super::on_device::DeviceExecution;
 use super::pump::Pump;
 use crate::engine::Entry;
-use crate::engine::allocation::Allocation;
 use crate::engine::backend::host::{Operand, bytes_of_all};
-use crate::engine::backend::{
-    AdasumScope, Backend, Failure, InFlight, Outputs, Results, Route, StageIn, Staged, Start,
-    Started,
-};
+use crate::engine::backend::{Failure, Outputs, Results, Route};
 use crate::engine::handles::Handle;
-use crate::engine::recording::{By, Recorded, output_shapes};
+use crate::engine::recording::By;
 use crate::error::Error;
 
 /// Bytes that the only rank of a job handles at most while it submits.
 const ALONE_AT_ONCE_MAX: usize = 1 << 20;
-
-/// One execution and the tensors of this rank.
-pub(super) struct ExecutionTask {
-    pub(super) execution: Execution,
-    pub(super) entries: Vec<Option<Entry>>,
-    pub(super) recorded: Option<Box<Recorded>>,
-    /// If it is measured.
-    pub(super) begun: Option<Begun>,
-    pub(super) memory: OutputMemory,
-    pub(super) staging: Staging,
-    /// As in [`Start`].
-    pub(super) received: Vec<Vec<usize>>,
-}
-
-/// State of the request for output memory.
-pub(super) enum OutputMemory {
-    NotAsked,
-    Asked(Arc<Allocation>),
-    Came(Outputs),
-    /// There is none; why.
-    Refused(String),
-}
-
-impl OutputMemory {
-    /// The memory that came, else `none`.
-    fn outputs<'a>(&'a mut self, none: &'a mut Outputs) -> &'a mut Outputs {
-        match self {
-            Self::Came(outputs) => outputs,
-            _ => none,
-        }
-    }
-}
-
-/// How far the tensors of an execution that goes through host memory have come there.
-pub(super) enum Staging {
-    NotBegun,
-    Copies(Box<dyn StageIn>),
-    /// Entries with the copies in place of the tensors.
-    Ended(Vec<Option<Entry>>),
-    Failed(Failure),
-}
-
-impl ExecutionTask {
-    /// Shapes of its outputs, if they are recorded.
-    pub(super) fn output_shapes(&self, results: &Results) -> Vec<Vec<Shape>> {
-        match self.recorded {
-            Some(_) => output_shapes(&self.execution, results),
-            None => Vec::new(),
-        }
-    }
-
-    /// Whether it can go on, if it waits for something.
-    fn poll(&mut self, is_dead: bool) -> NextExecution {
-        if let OutputMemory::Asked(allocation) = &self.memory
-            && let Some(outcome) = allocation.poll()
-        {
-            self.memory = match outcome {
-                Ok(outputs) => OutputMemory::Came(outputs),
-                Err(why) => OutputMemory::Refused(why),
-            };
-        }
-        // Never start an execution of a generation that is ending: its tensors are about to be released.
-        if let Staging::Copies(copies) = &mut self.staging
-            && !is_dead
-            && let Some(outcome) = copies.poll()
-        {
-            if let (Some(recorded), Some(stage)) = (&mut self.recorded, copies.stage()) {
-                recorded.on_device(stage);
-            }
-            self.staging = match outcome {
-                Ok(entries) => Staging::Ended(entries),
-                Err(why) => Staging::Failed(why),
-            };
-        }
-        match (&self.memory, &self.staging) {
-            (OutputMemory::Refused(why), _) => NextExecution::Fails(Failure::Local(why.clone())),
-            (_, Staging::Failed(failure)) => NextExecution::Fails(failure.clone()),
-            // An execution of a generation that is ending is not waited for.
-            (OutputMemory::Asked(_), _) | (_, Staging::Copies(_)) if !is_dead => {
-                NextExecution::Waits
-            }
-            _ => NextExecution::Runs,
-        }
-    }
-
-    fn wants_memory(&self) -> bool {
-        let mut entries = self.entries.iter().flatten();
-        entries.any(|entry| entry.allocator.is_some())
-    }
-}
 
 /// State of the next execution in the total order.
 pub(super) enum NextExecution {
@@ -137,7 +40,11 @@ impl Driver {
 
     fn poll_next(&mut self) -> NextExecution {
         if let Some(task) = &mut self.suspended {
-            return task.poll(self.pump.membership.is_over());
+            // Nothing is waited for after the end of its generation: the next step fails, and its tensors are released.
+            return match self.pump.membership.is_over() || task.poll() {
+                true => NextExecution::Runs,
+                false => NextExecution::Waits,
+            };
         }
         self.forget_removed_sets();
         let Some(execution) = self.pump.queue.front() else {
@@ -170,9 +77,7 @@ impl Driver {
     /// Whether a thread may carry out what is next that must be able to leave.
     pub(super) fn next_may_pause(&mut self) -> bool {
         if let Some(task) = &self.suspended {
-            // An execution that has waited for memory, or for copies of its tensors, runs to its end.
-            return matches!(task.memory, OutputMemory::NotAsked)
-                && matches!(task.staging, Staging::NotBegun);
+            return task.may_pause();
         }
         let Some((execution, announced)) = self.pump.queue.next_with_numbers() else {
             return false;
@@ -208,192 +113,44 @@ impl Driver {
             entries,
             recorded,
             begun,
-            memory: OutputMemory::NotAsked,
-            staging: Staging::NotBegun,
+            outputs: Outputs::new(),
             received: Vec::new(),
+            state: ExecutionState::Agree,
         })
     }
 
+    /// Advances an execution until it ends, waits, goes on by itself or is interrupted.
     pub(super) fn carry_out(&mut self, mut task: ExecutionTask) {
         self.pump.queue.runs(task.execution.members.clone());
-        let result = self.start(&mut task);
-        if self.pump.interruption.take() && result.is_err() {
-            self.host.rewind();
-            self.suspended = Some(task);
-            return;
-        }
-        match result {
-            Ok(Outcome::Ended) => self.complete(task),
-            Ok(Outcome::Asked(allocation)) => {
-                task.memory = OutputMemory::Asked(allocation);
-                self.suspended = Some(task);
-            }
-            Ok(Outcome::Copies(copies)) => {
-                task.staging = Staging::Copies(copies);
-                self.suspended = Some(task);
-            }
-            Ok(Outcome::InFlight(execution, backend)) => {
-                self.pump.queue.ended();
-                let launched = DeviceExecution {
-                    task,
-                    execution,
-                    backend,
-                    output_shapes: None,
-                };
-                self.pump.on_device.push(launched);
-                self.pump.publish_in_flight();
-            }
-            Err(failure) => self.give_up(task, failure),
-        }
-    }
-
-    fn start(&mut self, task: &mut ExecutionTask) -> Result<Outcome, Failure> {
-        if let Some(error) = self.pump.membership.cause() {
-            return Err(Failure::Aborted(Aborted(error.to_string().into())));
-        }
         self.results.clear();
-        let mut devices = self.devices.iter();
-        let device = devices.position(|(device, _)| *device == task.execution.device);
-        match (self.settle(task, device)?, device) {
-            (Route::Refused(why), _) => {
-                let items = task.execution.items.iter();
-                let refused = items.filter_map(|item| item.entry);
-                let refused = refused.map(|id| (id, Err(Error::Invalid(why.clone()))));
-                self.results.extend(refused);
-                Ok(Outcome::Ended)
+        loop {
+            let advance = self.advance(&mut task);
+            if self.pump.interruption.take() && advance.is_err() {
+                self.host.rewind();
+                self.suspended = Some(task);
+                return;
             }
-            (Route::Staged(_), Some(_)) if task.wants_memory() => self.ask_for_memory(task, false),
-            (Route::Staged(adasum), Some(device)) => self.start_staged(task, device, adasum),
-            _ if task.wants_memory() => self.ask_for_memory(task, device.is_some()),
-            _ => self.start_on(task, device),
-        }
-    }
-
-    /// Has the members of a set agree once on how they use a device. Returns the route of this execution.
-    fn settle(&mut self, task: &ExecutionTask, device: Option<usize>) -> Result<Route, Failure> {
-        let execution = &task.execution;
-        if execution.device == Device::Cpu {
-            return Ok(Route::Native);
-        }
-        let mut backend = device.map(|device| &mut self.devices[device].1);
-        let (capabilities, host) = (&mut self.capabilities, &mut self.host);
-        if capabilities.of(execution).is_none() {
-            capabilities.conclude(execution, host, backend.as_deref_mut(), &mut self.pump)?;
-            // Its exchange is no part of the operation.
-            host.stages().record(task.recorded.is_some());
-        }
-        Ok(match (capabilities.of(execution), backend) {
-            (Some(Err(why)), _) => Route::Refused(why.clone()),
-            (_, Some(backend)) => backend.route(execution),
-            (_, None) => Route::Native,
-        })
-    }
-
-    /// Through host memory: copies to there, the host's backend, copies back.
-    fn start_staged(
-        &mut self,
-        task: &mut ExecutionTask,
-        device: usize,
-        adasum: AdasumScope,
-    ) -> Result<Outcome, Failure> {
-        let (execution, timed) = (&task.execution, task.recorded.is_some());
-        let backend = &mut self.devices[device].1;
-        let mut none = Outputs::new();
-        let outputs = task.memory.outputs(&mut none);
-        let Staging::Ended(staged) = std::mem::replace(&mut task.staging, Staging::NotBegun) else {
-            return Ok(Outcome::Copies(backend.stage_in(
-                execution,
-                &task.entries,
-                outputs,
-                timed,
-            )?));
-        };
-        self.host.start(Start {
-            execution,
-            entries: &staged,
-            outputs: &mut Outputs::new(),
-            received: Vec::new(),
-            adasum,
-            idle: &mut self.pump,
-            pool: &self.pool,
-            timed: false,
-            results: &mut self.results,
-        })?;
-        if let Some(recorded) = &mut task.recorded {
-            recorded.on_host(self.host.stages().recorded());
-        }
-        let started = backend.stage_out(Staged {
-            execution,
-            entries: &task.entries,
-            staged,
-            outputs,
-            results: std::mem::take(&mut self.results),
-            timed,
-        })?;
-        Ok(Outcome::of(started, backend.name()))
-    }
-
-    /// Asks the owner of its tensors for the memory of outputs whose size is known now. `is_elsewhere`: a device carries it
-    /// out.
-    fn ask_for_memory(
-        &mut self,
-        task: &mut ExecutionTask,
-        is_elsewhere: bool,
-    ) -> Result<Outcome, Failure> {
-        let mut none = Outputs::new();
-        let mut start = Start {
-            execution: &task.execution,
-            entries: &task.entries,
-            outputs: task.memory.outputs(&mut none),
-            received: std::mem::take(&mut task.received),
-            adasum: AdasumScope::Ranks,
-            idle: &mut self.pump,
-            pool: &self.pool,
-            timed: task.recorded.is_some(),
-            results: &mut self.results,
-        };
-        let shapes = match task.execution.op {
-            Op::Alltoall if is_elsewhere => {
-                let received = self.host.received_elsewhere(&mut start)?;
-                task.received = received.rows;
-                received.shapes
+            match advance {
+                Ok(Advance::Continues) => {}
+                Ok(Advance::Waits) => {
+                    self.suspended = Some(task);
+                    return;
+                }
+                Ok(Advance::Done) => return self.complete(task),
+                Ok(Advance::InFlight(execution, backend)) => {
+                    self.pump.queue.ended();
+                    let launched = DeviceExecution {
+                        task,
+                        execution,
+                        backend,
+                        output_shapes: None,
+                    };
+                    self.pump.on_device.push(launched);
+                    return self.pump.publish_in_flight();
+                }
+                Err(failure) => return self.give_up(task, failure),
             }
-            _ => self.host.output_shapes(&mut start)?,
-        };
-        let notifier = self.pump.shared.notifier.clone();
-        let (allocation, call) = Allocation::of(&mut task.entries, shapes, notifier);
-        self.pump.shared.handles.enqueue_callback(call);
-        Ok(Outcome::Asked(allocation))
-    }
-
-    /// In one go: by the host, or by a device.
-    fn start_on(
-        &mut self,
-        task: &mut ExecutionTask,
-        device: Option<usize>,
-    ) -> Result<Outcome, Failure> {
-        let mut none = Outputs::new();
-        let mut start = Start {
-            execution: &task.execution,
-            entries: &task.entries,
-            outputs: task.memory.outputs(&mut none),
-            received: std::mem::take(&mut task.received),
-            adasum: AdasumScope::Ranks,
-            idle: &mut self.pump,
-            pool: &self.pool,
-            timed: task.recorded.is_some(),
-            results: &mut self.results,
-        };
-        let is_alltoall = matches!(task.execution.op, Op::Alltoall);
-        if device.is_some() && is_alltoall && start.received.is_empty() {
-            start.received = self.host.received_elsewhere(&mut start)?.rows;
         }
-        let backend: &mut dyn Backend = match device {
-            Some(device) => self.devices[device].1.as_mut(),
-            None => &mut self.host,
-        };
-        let name = backend.name();
-        Ok(Outcome::of(backend.start(start)?, name))
     }
 
     fn complete(&mut self, mut task: ExecutionTask) {
@@ -509,27 +266,6 @@ impl Pump {
         if !self.queue.is_running() {
             let in_use = |handle| self.on_device.uses(handle);
             self.shared.handles.fail_pending(error, in_use);
-        }
-    }
-}
-
-/// How far a start has come.
-enum Outcome {
-    /// To the end: the results are in the driver's list.
-    Ended,
-    /// Memory was asked for.
-    Asked(Arc<Allocation>),
-    /// Its tensors are copied into host memory.
-    Copies(Box<dyn StageIn>),
-    /// It goes on by itself, in a backend of this name.
-    InFlight(Box<dyn InFlight>, &'static str),
-}
-
-impl Outcome {
-    fn of(started: Started, backend: &'static str) -> Self {
-        match started {
-            Started::Done => Self::Ended,
-            Started::InFlight(execution) => Self::InFlight(execution, backend),
         }
     }
 }

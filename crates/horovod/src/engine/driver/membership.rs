@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use horovod_protocol::{Leaving, PeerLost, StopReason};
+use horovod_protocol::{Leaving, LossCause, PeerLost, StopReason};
 
 use crate::engine::SHUTDOWN_GRACE;
 use crate::error::Error;
@@ -29,8 +29,6 @@ pub(super) struct Membership {
 /// A peer that is gone, while the reason may still come.
 struct Suspect {
     lost: PeerLost,
-    /// It said goodbye; then it may itself only follow another's end.
-    left_cleanly: bool,
     deadline: Instant,
 }
 
@@ -71,12 +69,12 @@ impl Membership {
     }
 
     /// This peer is gone, and ends the generation when the launcher has had its time to say why.
-    pub(super) fn suspect(&mut self, lost: PeerLost, left_cleanly: bool) {
+    pub(super) fn suspect(&mut self, lost: PeerLost) {
         if let Some(suspect) = &mut self.suspect {
             // A peer that left cleanly may have left because another peer died. The death can be observed later.
-            if suspect.left_cleanly && !left_cleanly && suspect.lost.rank != lost.rank {
+            let left = |lost: &PeerLost| matches!(lost.cause, LossCause::Left);
+            if left(&suspect.lost) && !left(&lost) && suspect.lost.rank != lost.rank {
                 suspect.lost = lost;
-                suspect.left_cleanly = false;
             }
             return;
         }
@@ -87,7 +85,6 @@ impl Membership {
         };
         self.suspect = Some(Suspect {
             lost,
-            left_cleanly,
             deadline: Instant::now() + grace,
         });
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use horovod_protocol::{EntryId, Execution, Rank, Shape};
 use horovod_transport::Aborted;
 
-use super::execution::ExecutionTask;
+use super::advance::ExecutionTask;
 use super::pump::Pump;
 use crate::engine::Handle;
 use crate::engine::backend::{Failure, InFlight, Results};

@@ -134,13 +134,13 @@ impl Pump {
             ControlEvent::Lost(lost) => {
                 self.recording.gone(lost.rank);
                 self.nothing_more_from(lost.rank);
-                self.note_lost(lost.rank, lost.cause, false);
+                self.note_lost(lost.rank, lost.cause);
             }
             // Good order is to leave after a shutdown that all agreed to; then this does nothing but that what
             // the rank has told may still be on its way, unless it told it here.
             ControlEvent::Left { rank } => {
                 self.nothing_more_from(rank);
-                self.note_lost(rank, LossCause::Left, true);
+                self.note_lost(rank, LossCause::Left);
             }
             ControlEvent::Altered { rank, what } => {
                 self.recording.gone(rank);

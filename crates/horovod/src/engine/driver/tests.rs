@@ -10,7 +10,7 @@ use horovod_protocol::{
 use horovod_transport::ControlEvent;
 use horovod_transport::testing::Cluster;
 
-use super::execution::{OutputMemory, Staging};
+use super::advance::{ExecutionPath, ExecutionState, StagingIn};
 use super::*;
 use crate::engine::Handle;
 use crate::engine::accelerator::Accelerators;
@@ -141,9 +141,13 @@ fn copies_that_fail_because_of_another_wait_for_its_name_too() {
             entries: Vec::new(),
             recorded: None,
             begun: None,
-            memory: OutputMemory::NotAsked,
-            staging: Staging::Copies(Box::new(FailingCopies)),
+            outputs: Vec::new(),
             received: Vec::new(),
+            state: ExecutionState::StageIn(StagingIn {
+                path: ExecutionPath::OnHost,
+                copies: Box::new(FailingCopies),
+                outcome: None,
+            }),
         });
         driver.work();
     });
