@@ -94,8 +94,8 @@ def is_alone(tensor: torch.Tensor, passing: torch.Tensor | None = None) -> bool:
 
     The base must have no holder but `passing`: another one may read the base again.
 
-    A tensor without a storage of its own, such as a sparse one, counts as alone. Memory that PyTorch shares with another
-    library is not: the count does not include that library, nor other tensors on the same memory.
+    A tensor without a storage of its own, such as a sparse one, counts as alone. Memory of another library does not:
+    the count leaves out that library, and other tensors on the same memory.
     """
     try:
         storage = _storage_of(tensor)
