@@ -112,8 +112,9 @@ def _entries(value: Any) -> Mapping[Any, Any]:
         return value
     if isinstance(value, functools.partial):
         return {"args": value.args, "keywords": value.keywords}
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return dict(zip(value._fields, value, strict=True))
+    fields = getattr(value, "_fields", None)
+    if isinstance(value, tuple) and isinstance(fields, tuple):
+        return dict(zip(fields, value, strict=True))
     held = getattr(value, "__dict__", None)
     slots = _slots_of(type(value))
     if not slots:
@@ -127,7 +128,6 @@ def _entries(value: Any) -> Mapping[Any, Any]:
     return entries
 
 
-@functools.cache
 def _slots_of(kind: type) -> tuple[str, ...]:
     """The slots of the script's and the libraries' classes; those of C are no attributes of an instance's own."""
     names: list[str] = []
