@@ -159,3 +159,58 @@ def test_ranks_that_wait_for_each_other_end(run, script) -> None:
     job = run(2, script(CIRCLE))
     job.fail()
     harness.assert_circle(job)
+
+
+INTERRUPTED = """
+import os, signal, sys, threading
+import mxnet as mx, horovod.mxnet as hvd
+
+def end(number, frame):
+    os.write(1, b"the handler runs\\n")
+    os._exit(7)
+
+for number in (signal.SIGINT, signal.SIGALRM, signal.SIGTERM):
+    signal.signal(number, end)
+hvd.init()
+os.write(1, f"rank {hvd.rank()} is process {os.getpid()}\\n".encode())
+if hvd.rank() == 1:
+    threading.Event().wait()
+x = mx.nd.ones((4,))
+if sys.argv[1] == "read":
+    hvd.allreduce(x, name="a").wait_to_read()
+elif sys.argv[1] == "all":
+    hvd.allreduce_(x, name="a")
+    mx.nd.waitall()
+elif sys.argv[1] == "gather":
+    hvd.allgather(x, name="a")
+elif sys.argv[1] == "end":
+    hvd.allreduce_(x, name="a")
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "number"),
+    [
+        ("read", signal.SIGINT),
+        ("read", signal.SIGALRM),
+        ("all", signal.SIGTERM),
+        ("gather", signal.SIGINT),
+        ("end", signal.SIGINT),
+    ],
+)
+def test_a_signals_handler_runs(run, script, where: str, number: signal.Signals) -> None:
+    """MXNet's waits cannot be interrupted, so the rank leaves the job. The core's own waits run handlers at once."""
+    env = {"HOROVOD_STALL_DIAGNOSIS_SECONDS": "3"}
+    if number != signal.SIGINT:
+        env["HOROVOD_SIGNAL_GRACE_SECONDS"] = "1"
+    job = run(2, script(INTERRUPTED), where, **env)
+    (line,) = job.wait_for("rank 0 is process")
+    # Then the operation is pending, and the main thread waits.
+    job.wait_for("Missing call:")
+
+    os.kill(int(line.split()[-1]), number)
+
+    job.wait_for("the handler runs")
+    assert job.fail() == 7
+    leaves = f"the handler of {number.name} could not run" in job.stderr
+    assert leaves == (where != "gather"), job.report()

@@ -54,6 +54,8 @@ def test_ranks_that_wait_for_each_other_in_a_circle_end_with_the_report(script, 
         "Diverged:",
     ):
         assert words in job.stderr, f"{words!r} is missing\n{job.report()}"
+    # That is for elastic jobs.
+    assert "new workers" not in job.stderr, job.report()
     file = Path(re.search(r"This report is also in (\S+\.txt)\.", job.stderr)[1])
     assert f"{path}:9 in evaluate" in file.read_text()
     assert file.stat().st_mode & 0o077 == 0

@@ -1,6 +1,8 @@
 """Elastic states refuse objects that belong to one rank, and take those that only look like it."""
 
 import argparse
+from collections import deque, namedtuple
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +21,16 @@ def sampler():
 
 class Derived(DistributedSampler):
     pass
+
+
+class Slots:
+    __slots__ = ("num_replicas", "rank")
+
+    def __init__(self):
+        self.rank, self.num_replicas = 1, 2
+
+
+Place = namedtuple("Place", "rank world_size")
 
 
 def state(**values):
@@ -42,8 +54,22 @@ def state(**values):
         (lambda: argparse.Namespace(rank=0, world_size=2), r"state's it, a argparse.Namespace"),
         (lambda: {"rank": 0, "world_size": 2}, r"state's it, a builtins.dict"),
         (lambda: SimpleNamespace(process_index=0, num_processes=2), r"state's it, a"),
+        (lambda: SimpleNamespace(_rank=1, _num_replicas=2), r"_rank=1, _num_replicas=2"),
+        (lambda: SimpleNamespace(rank=np.int64(1), world_size=torch.tensor(2)), r"rank=1, world"),
+        (lambda: SimpleNamespace(worker_id=0, num_workers=2), r"worker_id=0, num_workers=2"),
+        (lambda: SimpleNamespace(index=0, num_shards=2), r"index=0, num_shards=2"),
+        (lambda: SimpleNamespace(dp_rank=0, dp_size=2), r"dp_rank=0, dp_size=2"),
+        (Slots, r"a .*Slots, .*rank=1, num_replicas=2"),
+        (lambda: Place(0, 2), r"a .*Place, .*rank=0, world_size=2"),
+        (lambda: deque([sampler()]), r"it\[0\], a"),
+        (lambda: {sampler()}, r"it\[0\], a"),
+        (lambda: partial(print, rank=0, world_size=2), r"it\.keywords, a"),
     ],
-    ids=["sampler", "derived", "nested", "loader", "batches", "arguments", "dict", "shard"],
+    ids=[
+        *("sampler", "derived", "nested", "loader", "batches", "arguments", "dict", "shard"),
+        *("private", "numbers", "worker", "index", "data_parallel", "slots", "named"),
+        *("deque", "set", "partial"),
+    ],
 )
 def test_what_belongs_to_a_rank_is_refused_by_name(make, where):
     with pytest.raises(ValueError, match=where):
@@ -67,5 +93,8 @@ def test_other_objects_are_taken():
         "loader": DataLoader(DATA, shuffle=True),
         "cyclic": cyclic,
         "kind": DistributedSampler,
+        "image": {"rank": 2, "size": 10},
+        "share": SimpleNamespace(index=3, size=8),
+        "flag": SimpleNamespace(rank=True, world_size=2),
     }
     state(**values).sync()

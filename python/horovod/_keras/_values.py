@@ -37,17 +37,24 @@ def allreduce(
         return compression.decompress(result, context)
     if _is_integer(value):
         # Keras would convert the value to 32 bits, and the result may need more.
-        total = hvd.allreduce(value, name=name, **options)
-        return _exactly(total, to_tensor, total.item() if type(value) is int else total)
-    tensor, context = compression.compress(_exactly(value, to_tensor, value))
+        total = hvd.allreduce(np.asarray(value), name=name, **options)
+        # Keras gives Python's numbers its own type, but not all backends look whether those of a list fit.
+        is_plain = isinstance(value, int) or (
+            isinstance(value, list | tuple) and np.abs(total).max() < 2**31
+        )
+        return _exactly(total, to_tensor, total.tolist() if is_plain else total)
+    array = np.asarray(value) if isinstance(value, list | tuple) else value
+    tensor, context = compression.compress(_exactly(array, to_tensor, value))
     reduced = hvd.allreduce(to_numpy(tensor), name=name, **options)
     return compression.decompress(_exactly(reduced, to_tensor, reduced), context)
 
 
 def _is_integer(value: Any) -> bool:
-    """Whether the value is an integer, or an array of NumPy of integers; not of tensors."""
+    """Whether the value is an integer, a list of integers, or an array of NumPy of them; not of tensors."""
     if isinstance(value, np.ndarray | np.generic):
         return value.dtype.kind in "iu"
+    if isinstance(value, list | tuple):
+        return bool(value) and all(map(_is_integer, value))
     return type(value) is int
 
 
@@ -64,7 +71,7 @@ def _exactly(array: Any, to_tensor: ToTensor, given: Any) -> Any:
         _narrowing.check_kept(
             np.asarray(array),
             to_numpy(tensor),
-            is_plain=_narrowing.is_plain_number(given),
+            is_plain=_narrowing.is_plain_number(given) or isinstance(given, list | tuple),
             cure="The tensors of this backend of Keras have no wider type for it; horovod.numpy has 64 bits.",
         )
     return tensor

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import functools
+from collections import deque
 from collections.abc import Iterator, Mapping
+from operator import index
 from typing import Any
 
-# How libraries call a rank, or a shard, and the number of them.
-_PAIRS = (
-    ("rank", "num_replicas"),  # torch.utils.data.DistributedSampler and what derives from it
-    ("rank", "world_size"),
-    ("process_index", "num_processes"),
-    ("shard_id", "num_shards"),
-    ("shard_index", "num_shards"),
-    ("cur_shard", "shard_count"),
-)
+from horovod.common.basics import basics
+
+# How libraries call the number of processes, or of shares, and what they call one of them beside it. Underscores at the
+# begin of a name do not count.
+_RANKS_BY_COUNT = {
+    "num_replicas": ("rank", "replica_id", "replica_rank"),  # torch.utils.data.DistributedSampler
+    "world_size": ("rank", "global_rank", "world_rank", "process_rank", "local_rank"),
+    "num_ranks": ("rank",),
+    "num_processes": ("process_index", "process_id", "rank"),
+    "num_shards": ("shard", "shard_id", "shard_index", "index", "rank"),
+    "shard_count": ("cur_shard", "shard", "shard_id", "shard_index"),
+    "num_workers": ("worker_rank", "worker_id", "worker_index"),
+    "data_parallel_size": ("data_parallel_rank",),
+    "dp_world_size": ("dp_rank",),
+    "dp_size": ("dp_rank",),
+    "hvd_size": ("hvd_rank",),
+    "local_size": ("local_rank",),
+    "size": ("rank",),
+}
+# It has other meanings as well, so its numbers have to be this process's.
+_AMBIGUOUS = "size"
 _PLAIN = (int, float, bool, str, bytes, type(None))
+_SEQUENCES = (list, tuple, set, frozenset, deque)
 # Reaches the sampler in a sampler of batches in a data loader.
 _DEPTH_MAX = 4
 
@@ -29,7 +45,7 @@ def refuse(values: Mapping[str, Any]) -> None:
     """
     for name, value in values.items():
         for path, found, pair in _belonging(value, name, _DEPTH_MAX, set()):
-            rank, count = (_entries(found)[key] for key in pair)
+            rank, count = (index(_entries(found)[key]) for key in pair)
             kind = f"{type(found).__module__}.{type(found).__qualname__}"
             raise ValueError(
                 f"The elastic state's {path}, a {kind}, belongs to one rank ({pair[0]}={rank}, {pair[1]}={count}): "
@@ -46,12 +62,12 @@ def _belonging(
         return
     seen.add(id(value))
     entries = _entries(value)
-    for pair in _PAIRS:
-        if all(type(entries.get(key)) is int for key in pair):
-            yield path, value, pair
+    pair = _rank_and_count(entries)
+    if pair is not None:
+        yield path, value, pair
     if depth == 0:
         return
-    inner = value if isinstance(value, (list, tuple)) else ()
+    inner = value if isinstance(value, _SEQUENCES) else ()
     for i, entry in enumerate(inner):
         if type(entry) in _PLAIN:  # a list of losses may be long
             continue
@@ -61,9 +77,61 @@ def _belonging(
         yield from _belonging(entry, at, depth - 1, seen)
 
 
+def _rank_and_count(entries: Mapping[Any, Any]) -> tuple[str, str] | None:
+    """The keys of a rank and of the number of ranks, if both are there and are integers."""
+    keys = {key.lstrip("_"): key for key in entries if isinstance(key, str)}
+    for count, ranks in _RANKS_BY_COUNT.items():
+        if count not in keys or not _is_integer(entries[keys[count]]):
+            continue
+        for rank in ranks:
+            if rank not in keys or not _is_integer(entries[keys[rank]]):
+                continue
+            pair = keys[rank], keys[count]
+            if count != _AMBIGUOUS or _is_this_process(*(index(entries[key]) for key in pair)):
+                return pair
+    return None
+
+
+def _is_integer(value: Any) -> bool:
+    if isinstance(value, bool):
+        return False
+    try:
+        index(value)
+    except (TypeError, ValueError, RuntimeError):  # the latter of tensors with several elements
+        return False
+    return True
+
+
+def _is_this_process(rank: int, count: int) -> bool:
+    return basics.is_initialized() and count == basics.size() > 1 and rank == basics.rank()
+
+
 def _entries(value: Any) -> Mapping[Any, Any]:
     """The attributes of an object, or the entries of a mapping. Properties are not read: they may compute."""
     if isinstance(value, Mapping):
         return value
+    if isinstance(value, functools.partial):
+        return {"args": value.args, "keywords": value.keywords}
+    fields = getattr(value, "_fields", None)
+    if isinstance(value, tuple) and isinstance(fields, tuple):
+        return dict(zip(fields, value, strict=True))
     held = getattr(value, "__dict__", None)
-    return held if isinstance(held, dict) else {}
+    slots = _slots_of(type(value))
+    if not slots:
+        return held if isinstance(held, dict) else {}
+    entries = dict(held) if isinstance(held, dict) else {}
+    missing = object()
+    for name in slots:
+        entry = getattr(value, name, missing)
+        if entry is not missing:
+            entries[name] = entry
+    return entries
+
+
+def _slots_of(kind: type) -> tuple[str, ...]:
+    """The slots of the script's and the libraries' classes; those of C are no attributes of an instance's own."""
+    names: list[str] = []
+    for base in kind.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else slots
+    return tuple(name for name in names if not name.startswith("__"))

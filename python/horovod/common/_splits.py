@@ -1,5 +1,6 @@
 """Checks the splits of alltoall: how many rows of a tensor go to each rank."""
 
+from collections.abc import Mapping, Set
 from operator import index
 from typing import Any
 
@@ -15,6 +16,8 @@ def checked_splits(splits: Any) -> list[int] | None:
         `splits` is something else, or has a negative number.
     """
     try:
+        if isinstance(splits, Mapping | Set):
+            raise TypeError("it has no order of ranks")
         rows = [_count(n) for n in (splits.tolist() if hasattr(splits, "tolist") else splits)]
     except TypeError:
         raise ValueError(

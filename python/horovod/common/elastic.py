@@ -11,6 +11,7 @@ import enum
 import functools
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -308,8 +309,8 @@ class _Run:
         self._fruitless = 0
         self._size = 0
         self._is_training = False
-        # The rank that was lost last while training, and how often in a row without a commit in between.
-        self._lost_rank, self._losses = -1, 0
+        # By rank, how often it was lost while training since the last commit.
+        self._losses: Counter[int] = Counter()
 
     def until_done(self, func: Callable[[], _T]) -> _T:
         _core.size()  # the well-known error before init
@@ -377,12 +378,15 @@ class _Run:
         state = self._state
         # The last generation may have committed, and ended for a change of hosts.
         if state._commits != self._commits_at_start:
-            self._losses = 0
+            self._losses.clear()
         mine = [self._number, self._training_state, state._commits, self._sync_wanted]
-        everyone = _consensus.everyones([*mine, self._lost_rank, self._losses], "elastic.agree")
+        losses = [self._losses[rank] for rank in range(_core.size())]
+        everyone = _consensus.everyones([*mine, *losses], "elastic.agree")
         self._raise_if_elsewhere([entry[0] for entry in everyone])
-        # New ranks take over the count: the ranks that have it may be lost next.
-        self._lost_rank, self._losses = max((entry[4:] for entry in everyone), key=lambda e: e[1])
+        # New ranks take over the counts: the ranks that have them may be lost next.
+        self._losses = Counter(
+            dict(enumerate(map(max, zip(*(entry[4:] for entry in everyone), strict=True))))
+        )
         states = [(training_state, commits) for _, training_state, commits, *_ in everyone]
         changed = len(everyone) != self._size or any(
             training_state == _TrainingState.NOTHING for training_state, _ in states
@@ -417,7 +421,7 @@ class _Run:
     def _raise_if_fruitless(self, error: HorovodInternalError) -> None:
         """Raise an error that repeats without a commit in between: another attempt would not help.
 
-        Either no rank is lost, as when ranks disagree, or the same rank is lost each time: its script fails.
+        Either no rank is lost, as when ranks disagree, or a rank is lost again and again: its script fails.
         """
         has_committed = self._state._commits != self._commits_at_start
         self._raise_if_lost_again(error, has_committed)
@@ -437,14 +441,13 @@ class _Run:
     def _raise_if_lost_again(self, error: HorovodInternalError, has_committed: bool) -> None:
         if error.rank is None or not self._is_training:
             return
-        if has_committed or error.rank != self._lost_rank:
-            self._losses = 0
-        self._lost_rank = error.rank
-        self._losses += 1
-        if self._losses >= _FRUITLESS_MAX:
+        if has_committed:
+            self._losses.clear()
+        self._losses[error.rank] += 1
+        if self._losses[error.rank] >= _FRUITLESS_MAX:
             error.add_note(
-                f"Elastic training gave up: rank {error.rank} was lost {self._losses} times in a row without a commit "
-                "in between, so another attempt would not help. Its own output says why it ended."
+                f"Elastic training gave up: rank {error.rank} was lost {self._losses[error.rank]} times without a "
+                "commit in between, so another attempt would not help. Its own output says why it ended."
             )
             raise error
 

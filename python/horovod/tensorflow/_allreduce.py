@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod import _core
-from horovod.common._ops import Adasum, Average, Sum, resolve_op
+from horovod.common._ops import Adasum, Average, Product, Sum, resolve_op
 from horovod.common._reduction import Reduction
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import mpi_ops
@@ -80,6 +80,35 @@ def check_reduction(tensors: Sequence[Any], reduction: Reduction) -> None:
         raise NotImplementedError("Pre/postscale_factor are not supported with tf.IndexedSlices")
 
 
+_INT32_MAX = 2**31 - 1
+
+
+def _largest(value: Any) -> int:
+    """The largest magnitude in a Python integer, or in lists of them; 0 of anything else."""
+    if isinstance(value, list | tuple):
+        return max(map(_largest, value), default=0)
+    return abs(value) if type(value) is int else 0
+
+
+def _check_plain_integers(tensors: Sequence[Any], reduction: Reduction) -> None:
+    """Raise if Python's integers, of which TensorFlow makes int32, may have a result that needs more bits.
+
+    On the wire they stay int32, for other ranks may have tensors of this type.
+    """
+    if reduction.op not in (Sum, Product) or not any(map(_largest, tensors)):
+        return
+    size = reduction.process_set.size() or 1
+    for value in map(_largest, tensors):
+        # A larger one is int64 in TensorFlow.
+        result = value * size if reduction.op == Sum else value**size
+        result = max(value, result * abs(reduction.prescale_factor * reduction.postscale_factor))
+        if value <= _INT32_MAX < result:
+            raise OverflowError(
+                f"{value} is an int32 in TensorFlow, and the result of {size} ranks may not fit into that type: pass "
+                "tf.constant(..., tf.int64)."
+            )
+
+
 @unconverted
 def allreduce(
     tensor: Any,
@@ -125,6 +154,8 @@ def allreduce(
     ------
     ValueError
         Both `op` and `average` are given, or `op` is no operator.
+    OverflowError
+        Of a Python integer TensorFlow makes an int32, and the sum may need more. Nothing was sent.
     NotImplementedError
         A combination that cannot be done, such as slices with `Min`. Nothing was sent.
     tf.errors.FailedPreconditionError
@@ -135,6 +166,7 @@ def allreduce(
     op = resolve_op(op, average)
     reduction = Reduction(op, prescale_factor, postscale_factor, process_set)
     check_reduction([tensor], reduction)
+    _check_plain_integers([tensor], reduction)
     if isinstance(tensor, tf.IndexedSlices):
         with on_device(device_sparse):
             (result,) = _reduced_slices([tensor], op, name, process_set, ignore_name_scope, False)
@@ -184,6 +216,7 @@ def grouped_allreduce(
     op = resolve_op(op, average)
     reduction = Reduction(op, prescale_factor, postscale_factor, process_set)
     check_reduction(tensors, reduction)
+    _check_plain_integers(tensors, reduction)
     sparse = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
     dense = [i for i, t in enumerate(tensors) if not isinstance(t, tf.IndexedSlices)]
     results: list[Any] = [None] * len(tensors)
@@ -235,6 +268,7 @@ def reducescatter(
     """
     code = resolve_op(op, None)
     reduction = Reduction(code, prescale_factor, postscale_factor, process_set)
+    _check_plain_integers([tensor], reduction)
 
     def reduce(sent: Sequence[Any]) -> Sequence[Any]:
         result = mpi_ops._reducescatter(
@@ -261,6 +295,7 @@ def grouped_reducescatter(
         return tensors
     code = resolve_op(op, None)
     reduction = Reduction(code, prescale_factor, postscale_factor, process_set)
+    _check_plain_integers(tensors, reduction)
 
     def reduce(sent: Sequence[Any]) -> Sequence[Any]:
         together: Sequence[Any] = mpi_ops._grouped_reducescatter(

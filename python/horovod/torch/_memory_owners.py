@@ -16,6 +16,9 @@ import torch
 _storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch.Tensor.untyped_storage
 _address_of: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
 
+# False of memory that another library has allocated, such as NumPy: two storages may lie on the same bytes.
+_is_pytorchs: Callable[[torch.UntypedStorage], bool] = torch.UntypedStorage.resizable
+
 
 def _usable_count() -> Callable[[int], int] | None:
     """PyTorch's private query for the number of a storage's owners, by address, if it counts as expected."""
@@ -71,7 +74,7 @@ _BASE_ALONE = _holders_of_a_base()
 def are_alone(tensors: Sequence[torch.Tensor], passing: torch.Tensor | None = None) -> bool:
     """Whether `is_alone` is true of each tensor, with `passing` for the last one only; False if that is unknown.
 
-    The same tensor twice is not noticed, nor memory that PyTorch shares with other libraries.
+    The same tensor twice is not noticed.
     """
     if _count is None:
         return False
@@ -83,7 +86,7 @@ def are_alone(tensors: Sequence[torch.Tensor], passing: torch.Tensor | None = No
     alone = counts.count(_ALONE)
     if alone == len(counts) - 1 and counts[-1] != _ALONE:
         return is_alone(tensors[-1], passing)
-    return alone == len(counts)
+    return alone == len(counts) and False not in map(_is_pytorchs, storages)
 
 
 def is_alone(tensor: torch.Tensor, passing: torch.Tensor | None = None) -> bool:
@@ -91,13 +94,14 @@ def is_alone(tensor: torch.Tensor, passing: torch.Tensor | None = None) -> bool:
 
     The base must have no holder but `passing`: another one may read the base again.
 
-    A tensor without a storage of its own, such as a sparse one, counts as alone.
+    A tensor without a storage of its own, such as a sparse one, counts as alone. Memory of another library does not:
+    the count leaves out that library, and other tensors on the same memory.
     """
     try:
         storage = _storage_of(tensor)
     except (NotImplementedError, RuntimeError):
         return True
-    if _count is None:
+    if _count is None or not _is_pytorchs(storage):
         return False
     owners = _count(_address_of(storage))
     if owners == _ALONE or passing is None or passing is tensor or owners > _ALONE + 2:

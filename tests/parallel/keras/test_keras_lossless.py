@@ -20,6 +20,23 @@ def test_sums_of_integers_are_exact_or_an_error():
             assert int(result) == BIG * SIZE
 
 
+def test_sums_of_lists_of_integers_are_exact_or_an_error():
+    for value in ([BIG, 1], (BIG,), [[1], [BIG]]):
+        try:
+            result = hvd.allreduce(value, average=False, op=hvd.Sum)
+        except OverflowError:
+            assert SIZE > 1
+        else:
+            assert np.array(result).tolist() == (np.array(value) * SIZE).tolist()
+
+
+def test_a_list_of_numbers_that_do_not_fit_is_an_error():
+    with pytest.raises((OverflowError, ValueError), match=r"does not fit|out of range"):
+        result = hvd.allreduce([0.1, 1e300])
+        assert float(result[1]) == 1e300, result
+        raise OverflowError("kept: does not fit is for other backends")
+
+
 def test_small_integers_have_the_type_that_keras_gives_them():
     import keras
 

@@ -54,3 +54,30 @@ def test_slices_and_dense_tensors_agree(dtype, op, is_graph):
         np.testing.assert_array_equal(sparse, dense)
     else:
         np.testing.assert_allclose(sparse, dense, rtol=2e-3 if dtype == "float16" else 1e-6)
+
+
+@pytest.mark.parametrize("is_graph", [False, True])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: hvd.allreduce(1_500_000_000, op=hvd.Sum),
+        lambda: hvd.allreduce([1, -1_500_000_000], op=hvd.Sum),
+        lambda: hvd.grouped_allreduce([1, (1_500_000_000,)], op=hvd.Sum),
+        lambda: hvd.reducescatter([1_500_000_000] * 12, op=hvd.Sum),
+        lambda: hvd.allreduce(70_000, op=hvd.Product),
+        lambda: hvd.allreduce(2**20, op=hvd.Sum, postscale_factor=2.0**12),
+    ],
+    ids=["number", "list", "group", "scattered", "product", "factor"],
+)
+def test_a_python_integer_whose_result_may_need_more_than_32_bits_is_refused(call, is_graph):
+    if hvd.size() == 1:
+        pytest.skip("needs several ranks")
+    with pytest.raises(OverflowError, match=r"is an int32 .* pass tf\.constant"):
+        (tf.function(call, autograph=False) if is_graph else call)()
+
+
+def test_other_python_integers_are_reduced():
+    assert int(hvd.allreduce(5, op=hvd.Sum)) == 5 * hvd.size()
+    assert int(hvd.allreduce(1_500_000_000)) == 1_500_000_000
+    assert int(hvd.allreduce(2**40, op=hvd.Sum)) == 2**40 * hvd.size()
+    assert int(hvd.allreduce(tf.constant(2**31, tf.int64), op=hvd.Sum)) == 2**31 * hvd.size()

@@ -13,6 +13,13 @@ def test_splits_are_integers(count):
         hvd.alltoall(torch.zeros(2 * hvd.size()), splits=[count] * hvd.size())
 
 
+@pytest.mark.parametrize("kind", [dict.fromkeys, set, frozenset])
+def test_what_has_no_order_is_no_splits(kind):
+    splits = kind(range(hvd.size()))
+    with pytest.raises(ValueError, match="1D list of integers as splits"):
+        hvd.alltoall(torch.zeros(hvd.size() ** 2), splits)
+
+
 @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
 def test_integers_of_all_kinds_are_splits(kind):
     received, counts = hvd.alltoall(torch.ones(hvd.size()), splits=kind([1] * hvd.size()))

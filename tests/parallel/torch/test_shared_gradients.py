@@ -130,6 +130,47 @@ def test_overlapping_slices_are_assigned():
     assert torch.equal(memory, weights())
 
 
+def _foreign_views(kind):
+    """Two tensors on the same memory, which another library owns: their storages do not know each other."""
+    memory = weights().numpy()
+    make = {"numpy": torch.from_numpy, "dlpack": torch.from_dlpack}[kind]
+    return memory, make(memory), make(memory)
+
+
+class FromOutside(torch.autograd.Function):
+    """The sum of two parameters, whose gradients another library has computed."""
+
+    @staticmethod
+    def forward(ctx, a, b, given):
+        ctx.given = given
+        return (a + b).sum()
+
+    @staticmethod
+    def backward(ctx, _):
+        return *ctx.given.pop(), None
+
+
+@pytest.mark.parametrize("how", ["assigned", "backward", "early"])
+@pytest.mark.parametrize("options", [{}, {"groups": 1}, {"groups": 2}], ids=str)
+@pytest.mark.parametrize("kind", ["numpy", "dlpack"])
+def test_gradients_on_memory_of_another_library(kind, options, how, monkeypatch):
+    if how == "early":
+        monkeypatch.setattr(_gradient_sending, "_host_bytes", lambda: 1)
+    a, b = parameters(6, 6)
+    optimizer = wrap([a, b], op=hvd.Sum, **options)
+    memory, *views = _foreign_views(kind)
+    if how == "assigned":
+        a.grad, b.grad = views
+    else:
+        given = [tuple(views)]
+        del views
+        FromOutside.apply(a, b, given).backward()
+    optimizer.step()
+    for param in (a, b):
+        assert torch.equal(param.detach(), torch.arange(6.0) * -MEAN * SIZE)
+    assert torch.equal(torch.from_numpy(memory), weights())
+
+
 def test_the_scripts_one_memory_for_all_gradients_gets_the_results():
     """Parts that do not overlap: PyTorch adds to them in place, and so scripts clip or clear all at once."""
     a, b = parameters(2, 4)
