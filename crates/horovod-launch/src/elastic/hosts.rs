@@ -58,7 +58,7 @@ pub(super) struct SlotHistory {
     rests: u32,
 }
 
-/// What a slot does after its worker has failed.
+/// The state of a slot after its worker has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AfterFailure {
     /// It gets another process. Counts the failures within [`SLOT_MEMORY`].
