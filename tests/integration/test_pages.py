@@ -441,8 +441,13 @@ def test_the_script_from_ddp_resumes_as_if_never_interrupted(np: int, jobs, tmp_
     assert re.findall(r"epoch (\d) of 4: loss \S+ of 43 samples", text) == ["1", "2", "3", "4"]
     _, earlier = script.run(tmp_path / "interrupted", 2)
     text, resumed = script.run(tmp_path / "interrupted", 4)
+    assert "epochs done before: 2" in text
     assert re.findall(r"epoch (\d) of 4", text) == ["3", "4"]
     assert resumed == weights != earlier
+    # Nothing is left to do, and the script says so.
+    text, again = script.run(tmp_path / "interrupted", 4)
+    assert "epochs done before: 4" in text
+    assert again == resumed
 
 
 @pytest.mark.parametrize("np", [alone("test_the_script_from_horovod_resumes_on_all_ranks"), 2])

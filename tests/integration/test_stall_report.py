@@ -42,6 +42,7 @@ def test_ranks_that_wait_for_each_other_in_a_circle_end_with_the_report(script, 
 
     # Every rank's error is the headline; the report itself is there once, but for what the launcher may cite of it.
     assert job.stdout.count("caught 1 lines") == 3, job.report()
+    assert "hvd.elastic.run" not in job.stderr, job.report()
     assert job.stderr.count("<stderr>:Who does not come:") == 1, job.report()
     for words in (
         "this job of 3 ranks has stood still",

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use horovod_protocol::{Rank, StalledRequest, Tree};
+use horovod_protocol::{EVEN_BATCHES, Rank, StalledRequest, Tree};
 
 use super::verdict::{Culprit, Diagnosis, Kind, key};
 use super::{Key, Standing, Unfinished};
@@ -77,6 +77,9 @@ pub fn render(d: &Diagnosis, job: &JobView<'_>) -> String {
     kinds.dedup();
     for kind in kinds {
         line(t, advice(kind).into());
+        if kind == Kind::Diverged {
+            line(t, format!("{}.", cure_of_divergence()));
+        }
         if kind == Kind::Diverged && job.has_newcomers {
             line(t, NEWCOMERS.into());
         }
@@ -88,12 +91,24 @@ pub fn render(d: &Diagnosis, job: &JobView<'_>) -> String {
     out
 }
 
-/// One line that says what a report is about, and who does not come; the errors of all ranks are made of it.
+/// One line that says what a report is about, who does not come, and the cure of a deadlock; the errors of all ranks are
+/// made of it.
 pub fn summary(d: &Diagnosis, job: &JobView<'_>) -> String {
     let mut parts = vec![headline(d, job)];
     let who = |c: &Culprit| format!("{} on {} {}", c.rank, (job.host_of)(c.rank), state_of(c));
     parts.extend(d.culprits.iter().take(SHOWN_MAX).map(who));
-    parts.join("; ")
+    let text = parts.join("; ");
+    if d.is_deadlock() {
+        format!("{text}. {}", cure_of_divergence())
+    } else {
+        text
+    }
+}
+
+fn cure_of_divergence() -> String {
+    format!(
+        "Let every rank make the same calls in the same order. If they have different numbers of batches, {EVEN_BATCHES}"
+    )
 }
 
 /// Advice for a round that is formed while some ranks train and others begin their script.
@@ -257,8 +272,7 @@ pub(super) fn advice(kind: Kind) -> &'static str {
         Kind::Diverged => {
             "Diverged: the ranks make different calls, or the same in a different order. Usual causes: a \
              collective inside a branch on the rank, an order taken from a set or an unordered directory listing, \
-             models that differ between ranks, different numbers of batches. Let every rank make the same calls in the same \
-             order; for uneven data use hvd.join()."
+             models that differ between ranks, different numbers of batches."
         }
         Kind::Elsewhere => {
             "Missing call: a rank neither computes nor waits for an operation of Horovod. Usual causes: it skips a call that \
@@ -383,6 +397,7 @@ mod tests {
             "rank 0 on host0, which waits",
             "Diverged:",
             "hvd.join()",
+            "steps_per_epoch",
         ] {
             assert!(text.contains(part), "{part}\nis not in\n{text}");
         }
@@ -436,7 +451,10 @@ mod tests {
         assert_eq!(
             summary(&d, &job),
             "this job of 20 ranks has stood still for 10 s and will never end: the ranks wait for each other in a \
-             circle; rank 1 on host1 has not asked for allreduce.a (process set 2); it waits for allreduce.b"
+             circle; rank 1 on host1 has not asked for allreduce.a (process set 2); it waits for allreduce.b. Let every \
+             rank make the same calls in the same order. If they have different numbers of batches, give all ranks the \
+             same number of batches (in Keras: steps_per_epoch), or let every rank call hvd.join() after its last \
+             batch (not in Keras)"
         );
     }
 

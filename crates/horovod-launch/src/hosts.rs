@@ -74,7 +74,8 @@ pub enum HostsError {
     },
     /// More processes than slots.
     #[error(
-        "Requested more processes ({wanted}) than there are available slots ({available}) on {hosts}"
+        "Requested more processes ({wanted}) than there are available slots ({available}) on {hosts}: give the hosts more \
+         slots (-H name:slots, or slots=n in the hostfile), or ask for fewer processes with -np"
     )]
     Slots {
         /// `-np`.

@@ -164,6 +164,9 @@ impl StopReason {
 
 /// How every error after a shutdown begins.
 pub const SHUTDOWN_TEXT: &str = "Horovod has been shut down";
+/// Cure where ranks have different numbers of batches, as a part of a sentence. Keras's functions have no `join`.
+pub const EVEN_BATCHES: &str = "give all ranks the same number of batches (in Keras: steps_per_epoch), or let every rank \
+     call hvd.join() after its last batch (not in Keras)";
 
 /// Why a rank asks all others to stop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -216,8 +219,7 @@ fn left_by(rank: Rank, why: Leaving, pending: &str) -> String {
         ),
         Leaving::Ended => format!(
             "the script of {rank} has ended while other ranks still had operations to do{here}. If it only had fewer \
-             batches than the others, let every rank call hvd.join() when it has no more data, which waits for \
-             the others. If only some ranks call them, as after `if hvd.rank() == 0`, let all ranks call them."
+             batches than the others, {EVEN_BATCHES}. If only some ranks call them, as after `if hvd.rank() == 0`, let all ranks call them."
         ),
         Leaving::Failed => {
             format!(

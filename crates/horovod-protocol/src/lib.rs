@@ -45,8 +45,8 @@ pub use action::{Completion, ExecItem, Execution, WorkerAction};
 pub use aggregator::{Aggregator, AggregatorAction, AggregatorConfig};
 pub use coordinator::{Coordinator, CoordinatorAction, CoordinatorConfig, StallConfig};
 pub use error::{
-    CACHE_EVICTION_TEXT, DUPLICATE_NAME_TEXT, Leaving, OpError, OpErrorKind, SET_REMOVED_TEXT,
-    SHUTDOWN_TEXT, StopReason, printable,
+    CACHE_EVICTION_TEXT, DUPLICATE_NAME_TEXT, EVEN_BATCHES, Leaving, OpError, OpErrorKind,
+    SET_REMOVED_TEXT, SHUTDOWN_TEXT, StopReason, printable,
 };
 pub use lateness::Lateness;
 pub use limits::*;

@@ -255,7 +255,7 @@ impl Searcher {
                 Ok(Some(status)) if status.success() => break,
                 Ok(Some(status)) => {
                     return Ok(Err(match status.code() {
-                        Some(code) => format!("failed with exit code {code}"),
+                        Some(code) => format!("failed with exit code {code}{}", meaning(code)),
                         None => format!("failed: {status}"),
                     }));
                 }
@@ -274,6 +274,15 @@ impl Searcher {
         String::from_utf8(text)
             .map(Ok)
             .or_else(|_| Ok(Err("printed something that is not UTF-8".to_owned())))
+    }
+}
+
+/// A shell's reason for this exit code, and the cure.
+fn meaning(code: i32) -> &'static str {
+    match code {
+        126 => ": the shell cannot execute it; chmod +x makes a file executable",
+        127 => ": the shell does not find it; a file in this folder is called as ./NAME",
+        _ => "",
     }
 }
 
@@ -318,6 +327,10 @@ mod tests {
     fn says_what_is_wrong_with_the_script() {
         let failure = |command| next(&script(command)).expect_err(command);
         assert!(failure("exit 7").contains("(exit 7) failed with exit code 7"));
+        assert!(
+            failure("/dev/null").contains("exit code 126: the shell cannot execute it; chmod +x")
+        );
+        assert!(failure("no-such-script.sh").contains("called as ./NAME"));
         assert!(failure("echo a b").contains("\"a b\""));
         assert!(failure("echo localhost:x").contains("localhost:x"));
         let none = Source::Script {

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use super::events::{Action, Ending, Event, Policy, Time, WorkerId};
-use super::hosts::{Agent, Host, SLOT_MEMORY};
+use super::hosts::{AfterFailure, Agent, Host};
 use super::machines::Machines;
 use super::rounds::NEWCOMER_WAIT;
 use super::waiting::Finished;
@@ -354,54 +354,22 @@ impl Driver {
             // The others will notice, unless they hang.
             self.waiting_since.get_or_insert(now);
         }
-        let rest = self.count_failure(now, &w, cause);
-        let restarts = match rest {
-            Some(text) => text,
-            None if self.is_finished => "nothing is started any more".to_owned(),
-            None if self.rounds > 0 && self.is_limit_reached() => {
+        let after = self.count_failure(now, &w, cause);
+        let restarts = match after {
+            Some((AfterFailure::Rests(_), text)) => text,
+            _ if self.is_finished => "nothing is started any more".to_owned(),
+            _ if self.rounds > 0 && self.is_limit_reached() => {
                 "--reset-limit allows no other process".to_owned()
             }
-            None if w.leave_by.is_some() => "its slot was to be removed".to_owned(),
-            None if matches!(cause, Cause::HostLost(_)) => "its host is lost".to_owned(),
-            None => "its slot gets another process".to_owned(),
+            _ if w.leave_by.is_some() => "its slot was to be removed".to_owned(),
+            Some((AfterFailure::StartsAgain { .. }, text)) => text,
+            None => "its host is lost".to_owned(),
         };
         let was = match cause {
             Cause::Exit(crate::frames::ExitStatus::Code(_)) => "",
             _ => "was ",
         };
         self.note(format!("{name} {was}{}; {restarts}", cause.text()));
-    }
-
-    /// Takes a failure down in its slot; what follows from it if the slot is not to be used for now.
-    pub(super) fn count_failure(
-        &mut self,
-        now: Time,
-        w: &WorkerProcess,
-        cause: &Cause,
-    ) -> Option<String> {
-        if w.leave_by.is_some() || matches!(cause, Cause::HostLost(_)) {
-            return None;
-        }
-        let (most, cooldown) = (self.policy.slot_failures_max, self.policy.cooldown);
-        let host = self.hosts.iter_mut().find(|h| h.name == w.host)?;
-        let slot = host.slots.get_mut(w.local as usize)?;
-        let rest = slot.fail(now, most)?;
-        let text = format!(
-            "slot {} failed {most} times within {} s and rests for {} s",
-            w.local,
-            SLOT_MEMORY.as_secs(),
-            rest.as_secs()
-        );
-        if !host.all_rest(now) {
-            return Some(text);
-        }
-        let why = "all its slots failed again and again";
-        host.ban(now, why, cooldown);
-        let until = host.ban_text(now);
-        Some(format!(
-            "{text}; host {} is left alone {until}: {why}",
-            w.host
-        ))
     }
 
     /// Does all that follows from the present state.

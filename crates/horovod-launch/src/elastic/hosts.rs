@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::driver::Driver;
+use super::driver::{Driver, WorkerProcess};
 use super::events::{Action, Cause, Time, WorkerId};
 
 /// How long a slot's failures count.
@@ -58,13 +58,22 @@ pub(super) struct SlotHistory {
     rests: u32,
 }
 
+/// The state of a slot after its worker has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AfterFailure {
+    /// It gets another process. Counts the failures within [`SLOT_MEMORY`].
+    StartsAgain { failures: usize },
+    /// It gets no process for so long.
+    Rests(Duration),
+}
+
 impl SlotHistory {
     pub(super) fn is_free(&self) -> bool {
         self.worker.is_none() && self.rests_until.is_none() && !self.is_retired
     }
 
-    /// Takes a failure down; how long the slot rests if that was one too many.
-    pub(super) fn fail(&mut self, now: Time, most: u32) -> Option<Duration> {
+    /// Takes a failure down.
+    pub(super) fn fail(&mut self, now: Time, most: u32) -> AfterFailure {
         self.failures.push_back(now);
         while self
             .failures
@@ -74,13 +83,15 @@ impl SlotHistory {
             self.failures.pop_front();
         }
         if self.failures.len() < most as usize {
-            return None;
+            return AfterFailure::StartsAgain {
+                failures: self.failures.len(),
+            };
         }
         self.failures.clear();
         let rest = REST.saturating_mul(1 << self.rests.min(16)).min(REST_MAX);
         self.rests += 1;
         self.rests_until = Some(now + rest);
-        Some(rest)
+        AfterFailure::Rests(rest)
     }
 }
 
@@ -221,6 +232,42 @@ impl Host {
 }
 
 impl Driver {
+    /// Takes a failure down in its slot; what the slot does now, also in words. `None`: the failure is not the slot's.
+    pub(super) fn count_failure(
+        &mut self,
+        now: Time,
+        w: &WorkerProcess,
+        cause: &Cause,
+    ) -> Option<(AfterFailure, String)> {
+        if w.leave_by.is_some() || matches!(cause, Cause::HostLost(_)) {
+            return None;
+        }
+        let (most, cooldown) = (self.policy.slot_failures_max, self.policy.cooldown);
+        let host = self.hosts.iter_mut().find(|h| h.name == w.host)?;
+        let slot = host.slots.get_mut(w.local as usize)?;
+        let after = slot.fail(now, most);
+        let (local, memory) = (w.local, SLOT_MEMORY.as_secs());
+        let mut text = match after {
+            AfterFailure::StartsAgain { failures: 1 } => {
+                format!("slot {local} gets another process")
+            }
+            AfterFailure::StartsAgain { failures } => format!(
+                "failure {failures} of slot {local} within {memory} s; after {most} the slot rests"
+            ),
+            AfterFailure::Rests(rest) => format!(
+                "slot {local} failed {most} times within {memory} s and rests for {} s",
+                rest.as_secs()
+            ),
+        };
+        if matches!(after, AfterFailure::Rests(_)) && host.all_rest(now) {
+            let why = "all its slots failed again and again";
+            host.ban(now, why, cooldown);
+            let until = host.ban_text(now);
+            text = format!("{text}; host {} is left alone {until}: {why}", w.host);
+        }
+        Some((after, text))
+    }
+
     /// Known hosts keep their places, new ones follow in the order of the list.
     /// It is gone with all that ran there: what comes in its place is another host.
     pub(super) fn on_host_gone(&mut self, now: Time, name: &str, why: &str) {
@@ -270,6 +317,7 @@ impl Host {
 mod tests {
     use super::*;
     use crate::elastic::{Event, Policy};
+    use crate::frames::ExitStatus;
 
     fn seconds(s: u64) -> Time {
         Duration::from_secs(s)
@@ -302,6 +350,30 @@ mod tests {
         host.reached();
         host.lose(seconds(1000), "connection lost", None);
         assert_eq!(host.ban_text(seconds(1000)), "for 10 s");
+    }
+
+    #[test]
+    fn a_slot_says_once_that_it_gets_another_process_and_then_counts() {
+        let mut driver = super::super::driver::tests::round_of_three();
+        let mut notes = Vec::new();
+        for worker in [1, 2, 3, 4] {
+            let cause = Cause::Exit(ExitStatus::Code(1));
+            driver.handle(seconds(5), Event::Exited { worker, cause });
+            while let Some(action) = driver.poll_action() {
+                if let Action::Note(text) = action {
+                    notes.extend(text.split_once("; ").map(|(_, rest)| rest.to_owned()));
+                }
+            }
+        }
+        assert_eq!(
+            notes,
+            [
+                "slot 1 gets another process",
+                "slot 2 gets another process",
+                "failure 2 of slot 1 within 60 s; after 3 the slot rests",
+                "failure 2 of slot 2 within 60 s; after 3 the slot rests",
+            ]
+        );
     }
 
     #[test]

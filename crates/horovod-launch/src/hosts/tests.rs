@@ -216,6 +216,7 @@ fn refuses_too_few_slots() {
         .to_string();
     assert_eq!(
         error,
-        "Requested more processes (4) than there are available slots (3) on a:2,b:1"
+        "Requested more processes (4) than there are available slots (3) on a:2,b:1: give the hosts more slots (-H \
+         name:slots, or slots=n in the hostfile), or ask for fewer processes with -np"
     );
 }

@@ -248,7 +248,7 @@ impl EngineState {
             accelerators,
             engine_thread_state: driver_lock::EngineThreadState::new(),
             shutdown: shutdown::Shutdown::default(),
-            round: round::Round::new(mesh),
+            round: round::Round::new(mesh.topology.generation, mesh.assignment.as_ref()),
             timeline: Arc::new(timeline),
             callers: callers::Callers::new(),
             replicas: replicas::ReplicaReports::default(),

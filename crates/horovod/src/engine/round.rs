@@ -3,10 +3,13 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use horovod_transport::Mesh;
+use horovod_protocol::Generation;
+use horovod_transport::rendezvous::RankAssignment;
 
 /// There is nothing to send.
 const SENT: u8 = u8::MAX;
+/// Before it no rank has trained.
+const FIRST_GENERATION: Generation = Generation(1);
 
 /// State of the round; a job that is not elastic has only one.
 pub(super) struct Round {
@@ -14,6 +17,8 @@ pub(super) struct Round {
     is_elastic: bool,
     /// Whether some rank came to this round without the current training state.
     needs_sync: bool,
+    /// Workers that begin their script are in one round with others that have trained.
+    has_newcomers: bool,
     /// Newest change of members announced by the launcher, and the kinds of all.
     host_updates: Mutex<(u64, u8)>,
     /// Training state of this process, for the launcher; [`SENT`] once it has been sent.
@@ -21,11 +26,13 @@ pub(super) struct Round {
 }
 
 impl Round {
-    pub(super) fn new(mesh: &Mesh) -> Self {
-        let assignment = mesh.assignment.as_ref();
+    /// The round of this generation, with the place that the launcher of an elastic job gave to this process.
+    pub(super) fn new(generation: Generation, assignment: Option<&RankAssignment>) -> Self {
+        let needs_sync = assignment.is_none_or(|assignment| assignment.needs_sync);
         Self {
             is_elastic: assignment.is_some(),
-            needs_sync: assignment.is_none_or(|assignment| assignment.needs_sync),
+            needs_sync,
+            has_newcomers: assignment.is_some() && needs_sync && generation > FIRST_GENERATION,
             host_updates: Mutex::new((0, 0)),
             held: AtomicU8::new(SENT),
         }
@@ -37,6 +44,10 @@ impl Round {
 
     pub(super) fn needs_sync(&self) -> bool {
         self.needs_sync
+    }
+
+    pub(super) fn has_newcomers(&self) -> bool {
+        self.has_newcomers
     }
 
     /// Takes down a change of the job's members.
@@ -64,5 +75,25 @@ impl Round {
             return None;
         }
         Some(self.held.swap(SENT, Ordering::AcqRel))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_later_round_of_an_elastic_job_has_newcomers() {
+        let assignment = |needs_sync| RankAssignment {
+            needs_sync,
+            ..RankAssignment::default()
+        };
+        let has = |generation, assignment: Option<RankAssignment>| {
+            Round::new(Generation(generation), assignment.as_ref()).has_newcomers()
+        };
+        assert!(has(2, Some(assignment(true))));
+        assert!(!has(2, Some(assignment(false))));
+        assert!(!has(1, Some(assignment(true))));
+        assert!(!has(2, None));
     }
 }

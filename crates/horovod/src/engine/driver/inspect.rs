@@ -89,7 +89,7 @@ impl Pump {
             links.topology(),
             links.tree(),
             links.heartbeat(),
-            self.shared.round.is_elastic() && self.shared.round.needs_sync(),
+            self.shared.round.has_newcomers(),
         );
         if let Some(Deadlock { by, summary }) = told
             && let Some(coordinator) = self.node.coordinator()
