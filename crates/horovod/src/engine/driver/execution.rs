@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use horovod_metrics::Begun;
+use horovod_metrics::MeasuredOperation;
 use horovod_protocol::{Device, Execution, Op, Shape};
 use horovod_transport::Aborted;
 
@@ -29,7 +29,7 @@ pub(super) struct ExecutionTask {
     pub(super) entries: Vec<Option<Entry>>,
     pub(super) recorded: Option<Box<Recorded>>,
     /// If it is measured.
-    pub(super) begun: Option<Begun>,
+    pub(super) measured: Option<MeasuredOperation>,
     pub(super) memory: OutputMemory,
     pub(super) staging: Staging,
     /// As in [`Start`].
@@ -202,12 +202,12 @@ impl Driver {
         let stages = self.host.stages();
         let recorded = self.pump.recording.begins(&execution, &entries, stages);
         self.pump.begins(&execution);
-        let begun = self.pump.measure_begin(&entries);
+        let measured = self.pump.measure_begin();
         Some(ExecutionTask {
             execution,
             entries,
             recorded,
-            begun,
+            measured,
             memory: OutputMemory::NotAsked,
             staging: Staging::NotBegun,
             received: Vec::new(),
@@ -489,10 +489,11 @@ impl Pump {
         let ExecutionTask {
             execution,
             recorded,
-            begun,
+            measured,
             ..
         } = task;
-        self.measure_end(begun, &execution);
+        drop(measured);
+        self.measure_end(&execution);
         let now = || self.shared.now();
         // First: who learns of the end may stop the recording.
         self.recording
