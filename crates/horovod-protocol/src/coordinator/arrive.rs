@@ -307,7 +307,7 @@ impl Coordinator {
         else {
             return;
         };
-        let since = block.since(bit);
+        let (since, alone) = (block.since(bit), block.alone(bit));
         let ranks = block.open(bit);
         let (Some(set), Some(first)) = (self.sets.get(*set), ranks.first()) else {
             return;
@@ -331,7 +331,7 @@ impl Coordinator {
             arrived,
             starter,
             since,
-            alone: None,
+            alone,
             report_at: self.stall.report_at(since),
             order: self.arrivals,
             signature: Arc::clone(&line.signature),

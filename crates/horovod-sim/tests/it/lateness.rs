@@ -46,3 +46,25 @@ fn two_process_sets_that_wait_at_once_hide_neither_of_their_last_ranks() {
         assert_eq!(found, [0, 10 * round, 0, 20 * round]);
     }
 }
+
+/// A view of a hang pends what waits, by rank.
+#[test]
+fn a_request_that_was_looked_at_while_it_waited_counts_all_the_same() {
+    let mut job = Job::new(3);
+    job.coordinator.count_lateness();
+    job.submit_all(&sum("x", &[1]));
+    job.settle();
+    job.now = 100;
+    for rank in [0, 2] {
+        job.submit(rank, sum("x", &[1]));
+        job.settle();
+    }
+    job.now = 5000;
+    let late = job.coordinator.late(Time(5000), Time(4000));
+    assert_eq!(late[0].missing, [Rank(1)]);
+    job.now = 6000;
+    job.submit(1, sum("x", &[1]));
+    job.settle();
+    let late = job.coordinator.lateness(Rank(1));
+    assert_eq!(late[0].lateness.awaited_ns, 5900);
+}

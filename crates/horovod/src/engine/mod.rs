@@ -197,7 +197,7 @@ pub struct Entry {
     /// The allocator of its outputs; `None`: the engine.
     allocator: Option<Allocator>,
     /// The wait of the framework, if the operation ends with a callback and that is measured.
-    called_back: Option<MeasuredOperation>,
+    _called_back: Option<MeasuredOperation>,
 }
 
 impl Entry {

@@ -208,7 +208,7 @@ impl Engine {
             splits,
             submitted,
             allocator,
-            called_back,
+            _called_back: called_back,
         };
         state.insert(id, entry);
         Ok(handle)
