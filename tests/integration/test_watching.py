@@ -92,7 +92,8 @@ def test_rank_0_counts_for_all_ranks_and_knows_who_came_last(
         assert row["cache_hits"] + row["cache_misses"] >= 20
         assert row["memory_bytes"] <= row["peak_memory_bytes"]
         parts = row["waiting_seconds"] + row["communicating_seconds"] + row["computing_seconds"]
-        assert parts > 0
+        assert parts == pytest.approx(row["elapsed_seconds"], abs=1e-6), row
+        assert row["operation_seconds"] >= row["communicating_seconds"], row
     lasts = [row["came_last"] for row in ranks]
     assert lasts[-1] > sum(lasts[:-1]), lasts
     awaited = [row["awaited_seconds"] for row in ranks]
@@ -123,6 +124,52 @@ def test_a_rank_that_measures_beside_one_that_does_not(script, jobs, tmp_path: P
     text += BEGIN + "hvd.allreduce(np.ones(4, np.float32))\n"
     text += "if rank == 0:\n    assert [row['rank'] for row in hvd.stats()['ranks']] == [0]\nhvd.barrier()\n"
     jobs(harness.python(2, script(text), str(tmp_path))).succeed()
+
+
+def test_a_rank_that_does_not_measure_passes_on_the_reports_from_below(
+    script, jobs, tmp_path: Path
+) -> None:
+    # Rank 3 speaks through rank 1.
+    text = (
+        "import os\nif os.environ['HOROVOD_RANK'] == '1':\n    del os.environ['HOROVOD_METRICS']\n"
+        + BEGIN
+        + """
+hvd.allreduce(np.ones(4, np.float32))
+if rank == 0:
+    wait_for(lambda: [row["rank"] for row in hvd.stats()["ranks"]] == [0, 2, 3])
+hvd.barrier()
+"""
+    )
+    env = {**ON, "HOROVOD_CONTROL_FAN_OUT": "2"}
+    jobs(harness.python(4, script(text), str(tmp_path), env=env)).succeed()
+
+
+def test_a_hang_names_the_ranks_that_are_waited_for(script, jobs, tmp_path: Path) -> None:
+    text = (
+        BEGIN
+        + """
+if rank == 1:
+    wait_for((folder / "end").exists)
+handle = hvd.allreduce_async(np.ones(4, np.float32), name="late")
+if rank == 0:
+    wait_for(lambda: hvd.stats()["waiting_for"])
+    [hang] = hvd.stats()["waiting_for"]
+    assert (hang["ranks"], hang["operation"], hang["operations"]) == ([1], "late", 1), hang
+    assert hang["seconds"] >= 2 and hang["process_set"] == 0, hang
+    print("READY", flush=True)
+hvd.synchronize(handle)
+if rank == 0:
+    wait_for(lambda: not hvd.stats()["waiting_for"])
+hvd.barrier()
+"""
+    )
+    job = jobs(harness.python(2, script(text), str(tmp_path), env=ON))
+    job.wait_for("READY")
+    shown = jobs(harness.Job([str(harness.HOROVODRUN), "--status"])).succeed().stdout
+    line = r'^for \d+\.\d s waiting for rank 1 on \S+ to begin "late"$'
+    assert re.search(line, shown, re.MULTILINE), shown
+    (tmp_path / "end").touch()
+    job.succeed()
 
 
 def lines_of_url(job: harness.Job) -> str:
@@ -172,9 +219,13 @@ def test_a_token_and_a_file_of_the_users_choice(script, jobs, tmp_path: Path) ->
     env = {"HOROVOD_METRICS_TOKEN": token}
     job = jobs(harness.python(2, script(RUNS), str(tmp_path), options=options, env=env))
     job.wait_for("READY")
-    assert lines_of_url(job).endswith(f"/{token}/")
+    shown = lines_of_url(job)
+    assert shown.endswith("/<HOROVOD_METRICS_TOKEN>/")
+    page, _ = get(shown.replace("<HOROVOD_METRICS_TOKEN>", token))
+    assert "<title>Horovod job</title>" in page
     (tmp_path / "end").touch()
     job.succeed()
+    assert token not in job.stdout + job.stderr
     text = textfile.read_text()
     assert "# TYPE horovod_operations_total counter\n" in text
     assert 'rank="1"' in text
@@ -196,6 +247,28 @@ def test_a_wrong_setting_is_an_error_of_init(
     job = jobs(harness.python(1, script(BEGIN), str(tmp_path), env={name: value}))
     assert job.fail() != 0
     assert expected in job.stderr + job.stdout
+
+
+def test_the_secret_stays_from_one_init_to_the_next(script, jobs, tmp_path: Path) -> None:
+    text = BEGIN + "hvd.shutdown()\nhvd.init()\nhvd.barrier()\n"
+    job = jobs(harness.python(2, script(text), str(tmp_path), options=["--metrics-port", "0"]))
+    job.succeed()
+    secrets = re.findall(r"figures are at http://[^/]+/([0-9a-f]{32})/", job.stderr + job.stdout)
+    assert len(secrets) == 2, job.report()
+    assert secrets[0] == secrets[1]
+
+
+def test_a_relative_file_stays_where_it_was_meant_at_init(script, jobs, tmp_path: Path) -> None:
+    for folder in ("at-init", "later"):
+        (tmp_path / folder).mkdir()
+    text = (
+        "import os, sys\nos.chdir(os.path.join(sys.argv[1], 'at-init'))\n"
+        + BEGIN
+        + "os.chdir(folder / 'later')\nhvd.barrier()\n"
+    )
+    options = ["--metrics-textfile", "job.prom"]
+    jobs(harness.python(2, script(text), str(tmp_path), options=options)).succeed()
+    assert [path.parent.name for path in tmp_path.rglob("job.prom*")] == ["at-init"]
 
 
 def test_a_command_shows_running_jobs(script, jobs, tmp_path: Path) -> None:

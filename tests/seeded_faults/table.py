@@ -482,9 +482,9 @@ FAULTS = (
     ),
     Fault(
         "a-wait-that-communicates-waits",
-        "crates/horovod-metrics/src/counters.rs",
-        "self.waited_carrying_out.fetch_add(overlap, Relaxed);",
-        "self.waited_carrying_out.fetch_add(overlap - overlap, Relaxed);",
+        "crates/horovod-metrics/src/clock.rs",
+        "is_at(Activity::Waiting) | (is_at(Activity::Executing) << 1)",
+        "is_at(Activity::Waiting) | ((is_at(Activity::Executing) & 0) << 1)",
         "the time of communication counts as time in which a rank waits for others",
         Rust("horovod-metrics", ("a_wait_is_split_into_waiting_for_ranks_and_communicating",)),
     ),

@@ -5,6 +5,7 @@ Those of other frameworks than PyTorch are imported by the tests of these, in ra
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 from pathlib import Path
@@ -64,3 +65,27 @@ def test_no_public_name_is_missing() -> None:
     listed = {name for name, _ in ROWS}
     assert set(hvd.__all__) <= listed
     assert len(listed) == len(ROWS), "a name is listed twice"
+
+
+# Frequent names: no adapter may give one of them to something else.
+MARKS = {"step", "phase", "stats"}
+
+
+@pytest.mark.parametrize(
+    "adapter", ["torch", "tensorflow", "tensorflow/keras", "keras", "jax", "mxnet", "numpy"]
+)
+def test_the_marks_of_a_script_are_the_same_functions_in_every_adapter(adapter: str) -> None:
+    body = ast.parse((ROOT / "python/horovod" / adapter / "__init__.py").read_text()).body
+    shared, others = set(), set()
+    for node in body:
+        match node:
+            case ast.ImportFrom(module="horovod.common.api"):
+                shared |= {alias.asname or alias.name for alias in node.names}
+            case ast.ImportFrom() | ast.Import():
+                others |= {alias.asname or alias.name for alias in node.names}
+            case ast.FunctionDef() | ast.ClassDef():
+                others.add(node.name)
+            case ast.Assign():
+                others |= {name.id for name in node.targets if isinstance(name, ast.Name)}
+    assert not MARKS & others
+    assert "*" in shared or shared >= MARKS, sorted(MARKS - shared)

@@ -1,8 +1,10 @@
 //! The figures of a rank and of a host at one moment, and how they travel. Each figure is declared once: its key, unit
 //! and meaning in `hvd.stats()`, in the exported text and in the documentation follow from the table.
 
-use horovod_protocol::DecodeError;
+use std::time::Duration;
+
 use horovod_protocol::wire::{Reader, Writer};
+use horovod_protocol::{DecodeError, LATE_SETS_MAX, Lateness, SetKey, SetLateness};
 
 use crate::kinds::{KINDS, LINKS};
 
@@ -100,9 +102,9 @@ macro_rules! figures {
 figures! {
     /// Figures of one rank that are single numbers. Times are in nanoseconds.
     RankFigures, RANK_FIGURES:
-    elapsed = "elapsed_seconds", Counter, Seconds, "time since the rank initialised";
-    waiting = "waiting_seconds", Counter, Seconds, "time in which the script waited for an operation that other ranks had not begun";
-    communicating = "communicating_seconds", Counter, Seconds, "time in which the script waited while its operation was carried out";
+    elapsed = "elapsed_seconds", Counter, Seconds, "time since the rank initialised: the sum of the next three";
+    waiting = "waiting_seconds", Counter, Seconds, "time in which the script waited for an operation and none was carried out";
+    communicating = "communicating_seconds", Counter, Seconds, "time in which the script waited for an operation and one was carried out";
     computing = "computing_seconds", Counter, Seconds, "time in which the script waited for no operation";
     carrying_out = "operation_seconds", Counter, Seconds, "time in which operations were carried out, also behind the script's back";
     collectives = "collectives", Counter, Count, "executions, each of one operation or of several fused ones";
@@ -140,8 +142,12 @@ pub type ByKind = [[u64; LINKS]; KINDS];
 pub struct Report {
     /// The rank.
     pub rank: u32,
-    /// Single numbers.
+    /// Time since it was taken, when it is sent.
+    pub age: Duration,
+    /// Single numbers. Those of lateness follow from `late`.
     pub figures: RankFigures,
+    /// The lateness in each process set.
+    pub late: Vec<SetLateness>,
     /// Operations: each tensor, or group, counts.
     pub operations: ByKind,
     /// Bytes of this rank's tensors.
@@ -153,11 +159,44 @@ pub struct Report {
 impl Report {
     /// Bytes that one report may need at most: 10 per number.
     pub(crate) const BYTES_MAX: usize =
-        10 * (3 + RANK_FIGURES_COUNT + 2 * KINDS * LINKS + HOST_FIGURES_COUNT);
+        10 * (5 + RANK_FIGURES_COUNT + 3 * LATE_SETS_MAX + 2 * KINDS * LINKS + HOST_FIGURES_COUNT);
 
-    pub(crate) fn write(&self, w: &mut Writer<'_>) {
+    /// Adds lateness that another rank has found.
+    pub(crate) fn add_late(&mut self, more: &[SetLateness]) {
+        for SetLateness { set, lateness } in more {
+            if let Some(of) = self.late.iter_mut().find(|of| of.set == *set) {
+                let own = &mut of.lateness;
+                own.awaited_ns = own.awaited_ns.saturating_add(lateness.awaited_ns);
+                own.last = own.last.saturating_add(lateness.last);
+            } else if self.late.len() < LATE_SETS_MAX {
+                let (set, lateness) = (*set, *lateness);
+                self.late.push(SetLateness { set, lateness });
+            }
+        }
+    }
+
+    /// Takes the figures of lateness from all process sets together.
+    pub(crate) fn sum_late(&mut self) {
+        let sum = |get: fn(&Lateness) -> u64| {
+            let all = self.late.iter().map(|of| get(&of.lateness));
+            all.fold(0, u64::saturating_add)
+        };
+        let (awaited, last) = (sum(|l| l.awaited_ns), sum(|l| l.last));
+        self.figures.awaited = awaited;
+        self.figures.last = last;
+    }
+
+    pub(crate) fn write(&self, age: Duration, w: &mut Writer<'_>) {
         w.varint(u64::from(self.rank));
+        w.varint(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX));
         self.figures.write(w);
+        let late = &self.late[..self.late.len().min(LATE_SETS_MAX)];
+        w.varint(late.len() as u64);
+        for SetLateness { set, lateness } in late {
+            [set.0, lateness.awaited_ns, lateness.last]
+                .into_iter()
+                .for_each(|n| w.varint(n));
+        }
         for table in [&self.operations, &self.bytes] {
             table.iter().flatten().for_each(|n| w.varint(*n));
         }
@@ -175,7 +214,18 @@ impl Report {
                 value: u64::from(rank),
             });
         }
+        let age = Duration::from_nanos(r.varint("age")?);
         let figures = RankFigures::read(r)?;
+        let mut late = Vec::new();
+        for _ in 0..r.count(LATE_SETS_MAX, 3, "process sets")? {
+            late.push(SetLateness {
+                set: SetKey(r.varint("process set")?),
+                lateness: Lateness {
+                    awaited_ns: r.varint("time")?,
+                    last: r.varint("count")?,
+                },
+            });
+        }
         let mut tables = [ByKind::default(); 2];
         for n in tables.iter_mut().flatten().flatten() {
             *n = r.varint("count")?;
@@ -193,7 +243,9 @@ impl Report {
         };
         Ok(Self {
             rank,
+            age,
             figures,
+            late,
             operations,
             bytes,
             host,

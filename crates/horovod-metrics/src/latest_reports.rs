@@ -1,11 +1,11 @@
 //! The latest reports of this rank and of those that report through it, and the messages in which they travel.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use horovod_protocol::wire::{Reader, Writer};
-use horovod_protocol::{DecodeError, Lateness, Rank};
+use horovod_protocol::{DecodeError, Lateness, Rank, SetKey, SetLateness};
 
-use crate::figures::{RankFigures, Report};
+use crate::figures::Report;
 
 /// The first byte of a message with reports; no other out-of-band message begins with it.
 const REPORTS: u8 = 0xC0;
@@ -28,13 +28,33 @@ pub enum Round {
     Last,
 }
 
+/// The lateness that a node of the tree has found of one of its children.
+#[derive(Debug)]
+pub struct FoundLateness<F> {
+    /// The child.
+    pub child: Rank,
+    /// Of the child as a whole.
+    pub of_child: Vec<SetLateness>,
+    /// The sets in which the node has compared its children.
+    pub compared: Vec<SetKey>,
+    /// Of a rank behind the child, beside `of_child`.
+    pub behind: F,
+}
+
 /// The report of a rank, with the time of its arrival here.
 #[derive(Clone, Debug)]
 pub(crate) struct Latest {
     /// The report.
     pub(crate) report: Report,
     /// The arrival.
-    pub(crate) at: Instant,
+    at: Instant,
+}
+
+impl Latest {
+    /// Time since the rank has taken the report, as far as it was at a rank.
+    pub(crate) fn age(&self) -> Duration {
+        self.report.age.saturating_add(self.at.elapsed())
+    }
 }
 
 /// The latest reports.
@@ -71,6 +91,7 @@ impl LatestReports {
     /// Puts a report in the place of its rank's last one.
     pub(crate) fn put(&mut self, mut report: Report) {
         let at = Instant::now();
+        report.sum_late();
         let Some(place) = self.latest.get_mut(report.rank as usize) else {
             return;
         };
@@ -84,20 +105,25 @@ impl LatestReports {
         *place = Some(Latest { report, at });
     }
 
-    /// A child's message. The lateness that the child has found of the ranks below it is scaled to the lateness that
-    /// this rank has found of the child as a whole. `behind` is what it knows of single ranks besides.
-    pub(crate) fn take(
+    /// A child's message. In each process set that this rank has compared its children in, the lateness that the child
+    /// has found of the ranks below it is scaled to the lateness that this rank has found of the child as a whole. All
+    /// members of the other sets are behind that child, so what it has found stays.
+    pub(crate) fn take<F: Fn(Rank) -> Vec<SetLateness>>(
         &mut self,
         bytes: &[u8],
-        child: Lateness,
-        behind: impl Fn(Rank) -> Lateness,
+        found: &FoundLateness<F>,
     ) -> Result<Round, DecodeError> {
         let (round, mut reports) = decode(bytes, self.latest.len() as u32)?;
-        attribute(&mut reports, child.awaited_ns, child.last);
+        // A child that does not measure passes on what others have sent, and has found nothing to compare.
+        if reports.iter().any(|report| report.rank == found.child.0) {
+            for set in &found.compared {
+                let of_child = found.of_child.iter().find(|of| of.set == *set);
+                let whole = of_child.map_or_else(Lateness::default, |of| of.lateness);
+                attribute(&mut reports, *set, whole);
+            }
+        }
         for report in &mut reports {
-            let known = behind(Rank(report.rank));
-            report.figures.awaited += known.awaited_ns;
-            report.figures.last += known.last;
+            report.add_late(&(found.behind)(Rank(report.rank)));
         }
         reports.into_iter().for_each(|report| self.put(report));
         Ok(round)
@@ -112,31 +138,41 @@ impl LatestReports {
         w.u8(u8::from(round == Round::Last));
         w.varint(count as u64);
         for latest in self.latest().take(count) {
-            latest.report.write(&mut w);
+            latest.report.write(latest.age(), &mut w);
         }
     }
 }
 
-/// Divides the lateness of a child among the ranks that speak through it, in the proportion that they have found.
-fn attribute(reports: &mut [Report], awaited_ns: u64, last: u64) {
-    let sum = |get: fn(&RankFigures) -> u64, reports: &[Report]| -> u64 {
-        let all = reports.iter().map(|report| get(&report.figures));
+/// Divides the lateness of a child in a set among the ranks that speak through it, in the proportion that they have found.
+fn attribute(reports: &mut [Report], set: SetKey, whole: Lateness) {
+    if let [one] = reports {
+        one.late.retain(|of| of.set != set);
+        one.add_late(&[SetLateness {
+            set,
+            lateness: whole,
+        }]);
+        return;
+    }
+    let parts = || {
+        reports
+            .iter()
+            .flat_map(|r| &r.late)
+            .filter(|of| of.set == set)
+    };
+    let sum = |get: fn(&Lateness) -> u64| {
+        let all = parts().map(|of| get(&of.lateness));
         all.fold(0, u64::saturating_add)
     };
-    let of = |part: u64, all: u64, whole: u64| {
+    let (awaited, last) = (sum(|l| l.awaited_ns), sum(|l| l.last));
+    let share = |part: u64, all: u64, whole: u64| {
         u64::try_from(u128::from(part) * u128::from(whole) / u128::from(all.max(1)))
             .unwrap_or(u64::MAX)
     };
-    let awaited = sum(|f| f.awaited, reports);
-    let lasts = sum(|f| f.last, reports);
-    for report in &mut *reports {
-        let figures = &mut report.figures;
-        figures.awaited = of(figures.awaited, awaited, awaited_ns);
-        figures.last = of(figures.last, lasts, last);
-    }
-    if let [one] = reports {
-        one.figures.awaited = awaited_ns;
-        one.figures.last = last;
+    let parts = reports.iter_mut().flat_map(|r| &mut r.late);
+    for of in parts.filter(|of| of.set == set) {
+        let lateness = &mut of.lateness;
+        lateness.awaited_ns = share(lateness.awaited_ns, awaited, whole.awaited_ns);
+        lateness.last = share(lateness.last, last, whole.last);
     }
 }
 
@@ -170,136 +206,4 @@ pub(crate) fn decode(bytes: &[u8], size: u32) -> Result<(Round, Vec<Report>), De
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::figures::HostFigures;
-
-    fn report(rank: u32, awaited: u64) -> Report {
-        let figures = RankFigures {
-            awaited,
-            last: awaited / 10,
-            waiting: 7,
-            ..RankFigures::default()
-        };
-        Report {
-            rank,
-            figures,
-            ..Report::default()
-        }
-    }
-
-    fn late(awaited_ns: u64, last: u64) -> Lateness {
-        Lateness { awaited_ns, last }
-    }
-
-    #[test]
-    fn what_is_known_of_a_rank_is_added() {
-        let mut below = LatestReports::new(4);
-        below.put(report(2, 0));
-        below.put(report(3, 0));
-        let mut bytes = Vec::new();
-        below.write(&mut bytes, Round::Periodic);
-        let mut reports = LatestReports::new(4);
-        let behind = |rank: Rank| {
-            if rank == Rank(3) {
-                late(500, 2)
-            } else {
-                late(0, 0)
-            }
-        };
-        reports.take(&bytes, late(0, 0), behind).expect("readable");
-        let awaited: Vec<_> = reports.latest().map(|l| l.report.figures.awaited).collect();
-        assert_eq!(awaited, [0, 500]);
-    }
-
-    #[test]
-    fn reports_travel_whole() {
-        let mut reports = LatestReports::new(4);
-        let mut with_host = report(2, 30);
-        with_host.operations[0][1] = 5;
-        with_host.bytes[3][2] = u64::MAX;
-        with_host.host = Some(HostFigures {
-            steal: 9,
-            ..HostFigures::default()
-        });
-        reports.put(report(0, 0));
-        reports.put(with_host.clone());
-        let mut bytes = Vec::new();
-        reports.write(&mut bytes, Round::Last);
-        assert!(is_message(&bytes));
-        let (round, reports) = decode(&bytes, 4).expect("readable");
-        assert_eq!(round, Round::Last);
-        assert_eq!(reports, [report(0, 0), with_host]);
-    }
-
-    #[test]
-    fn the_lateness_of_a_subtree_is_divided_among_its_ranks() {
-        let mut below = LatestReports::new(4);
-        below.put(report(2, 300));
-        below.put(report(3, 100));
-        let mut bytes = Vec::new();
-        below.write(&mut bytes, Round::Periodic);
-        let mut reports = LatestReports::new(4);
-        reports
-            .take(&bytes, late(40, 8), |_| Lateness::default())
-            .expect("readable");
-        let found: Vec<_> = reports
-            .latest()
-            .map(|l| {
-                (
-                    l.report.rank,
-                    l.report.figures.awaited,
-                    l.report.figures.last,
-                )
-            })
-            .collect();
-        assert_eq!(found, [(2, 30, 6), (3, 10, 2)]);
-    }
-
-    #[test]
-    fn a_child_without_ranks_below_has_all_of_its_lateness() {
-        let mut below = LatestReports::new(2);
-        below.put(report(1, 0));
-        let mut bytes = Vec::new();
-        below.write(&mut bytes, Round::Periodic);
-        let mut reports = LatestReports::new(2);
-        reports
-            .take(&bytes, late(40, 8), |_| Lateness::default())
-            .expect("readable");
-        let figures = &reports.latest().next().expect("it is there").report.figures;
-        assert_eq!((figures.awaited, figures.last, figures.waiting), (40, 8, 7));
-    }
-
-    #[test]
-    fn counters_never_fall_and_gauges_may() {
-        let mut reports = LatestReports::new(1);
-        let mut first = report(0, 5);
-        first.figures.memory = 100;
-        reports.put(first);
-        reports.put(report(0, 3));
-        let figures = &reports.latest().next().expect("it is there").report.figures;
-        assert_eq!((figures.awaited, figures.memory), (5, 0));
-    }
-
-    #[test]
-    fn a_rank_that_the_job_does_not_have_is_refused() {
-        let mut reports = LatestReports::new(9);
-        reports.put(report(8, 0));
-        let mut bytes = Vec::new();
-        reports.write(&mut bytes, Round::Periodic);
-        assert!(decode(&bytes, 8).is_err());
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
-            let mut bytes = bytes;
-            if let Some(first) = bytes.first_mut() { *first = REPORTS; }
-            if let Ok((_, reports)) = decode(&bytes, 8) {
-                prop_assert!(reports.iter().all(|report| report.rank < 8));
-            }
-        }
-    }
-}
+mod tests;

@@ -4,8 +4,10 @@
 //! The engine tells what it knows, and carries the messages. Nothing here knows the engine, nor any device.
 #![forbid(unsafe_code)]
 
+mod clock;
 mod counters;
 mod figures;
+mod hang;
 mod host;
 mod http;
 mod json;
@@ -21,22 +23,25 @@ pub mod status;
 pub mod testing;
 mod text;
 
+use std::borrow::Borrow;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use horovod_protocol::{DecodeError, Lateness, Rank};
+use horovod_protocol::{DecodeError, Rank, SetLateness, StalledRequest};
 use horovod_transport::Topology;
 
+use clock::Activity;
 use sampler::Sampler;
 
-pub use counters::{Begun, Counters};
+pub use counters::Counters;
 pub use figures::{
     ByKind, Course, Figure, HOST_FIGURES, HostFigures, RANK_FIGURES, RankFigures, Report, Unit,
     in_unit,
 };
+pub use hang::Hang;
 pub use kinds::{KINDS, Kind, LINKS, Link};
-pub use latest_reports::{Round, is_message};
+pub use latest_reports::{FoundLateness, Round, is_message};
 pub use publisher::{PublishSettings, Publisher};
 pub use snapshot::{HostRow, RankRow, Snapshot};
 
@@ -45,15 +50,35 @@ const FIRST_GENERATION: u64 = 1;
 /// Time between two reports.
 pub const REPORT_PERIOD_NS: u64 = 1_000_000_000;
 
-/// A wait of a thread of the script, which counts until this is dropped.
-#[must_use = "the wait counts until this is dropped"]
+/// A wait or an execution, which counts until this is dropped.
+#[must_use = "it counts until this is dropped"]
 #[derive(Debug)]
-pub struct MeasuredWait<'a>(&'a Metrics);
+pub struct Measured<M: Borrow<Metrics>> {
+    metrics: M,
+    /// `None`: there are too many of them.
+    activity: Option<Activity>,
+}
 
-impl Drop for MeasuredWait<'_> {
+/// As [`Measured`], for what outlives the call that begins it.
+pub type MeasuredOperation = Measured<Arc<Metrics>>;
+
+impl<M: Borrow<Metrics>> Measured<M> {
+    #[inline]
+    fn begin(metrics: M, activity: Activity) -> Self {
+        let of: &Metrics = metrics.borrow();
+        let is_counted = of.counters.clock.begins(activity, of.now());
+        let activity = is_counted.then_some(activity);
+        Self { metrics, activity }
+    }
+}
+
+impl<M: Borrow<Metrics>> Drop for Measured<M> {
     #[inline]
     fn drop(&mut self) {
-        self.0.counters.wait_ends(self.0.now());
+        if let Some(activity) = self.activity {
+            let of: &Metrics = self.metrics.borrow();
+            of.counters.clock.ends(activity, of.now());
+        }
     }
 }
 
@@ -72,8 +97,8 @@ pub struct Metrics {
     due: AtomicU64,
     /// Only on the first rank of a host.
     sampler: Option<Sampler>,
-    /// The last figures of the driver.
-    from_driver: Mutex<DriverFigures>,
+    /// The last figures of the driver, and when it gave them.
+    from_driver: Mutex<(DriverFigures, Instant)>,
 }
 
 /// Where a rank is.
@@ -84,7 +109,7 @@ struct Place {
 }
 
 /// The driver's part of a report.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct DriverFigures {
     /// Operations that the ranks have not agreed on.
     pub queued: usize,
@@ -93,7 +118,9 @@ pub struct DriverFigures {
     /// Operations that had to be described.
     pub cache_misses: u64,
     /// This rank's own lateness, where a node of the tree counts it.
-    pub lateness: Lateness,
+    pub lateness: Vec<SetLateness>,
+    /// On rank 0: operations that some ranks have begun a while ago and others have not.
+    pub incomplete: Vec<StalledRequest>,
 }
 
 impl Metrics {
@@ -118,7 +145,7 @@ impl Metrics {
             reports: Mutex::new(latest_reports::LatestReports::new(topology.size)),
             due: AtomicU64::new(0),
             sampler: (topology.local_rank() == 0).then(Sampler::start),
-            from_driver: Mutex::default(),
+            from_driver: Mutex::new((DriverFigures::default(), started)),
         }
     }
 
@@ -131,9 +158,20 @@ impl Metrics {
 
     /// A thread of the script waits for an operation until this is dropped.
     #[inline]
-    pub fn wait(&self) -> MeasuredWait<'_> {
-        self.counters.wait_begins(self.now());
-        MeasuredWait(self)
+    pub fn wait(&self) -> Measured<&Self> {
+        Measured::begin(self, Activity::Waiting)
+    }
+
+    /// A framework waits for an operation with a callback from its submission until this is dropped.
+    #[inline]
+    pub fn call(self: &Arc<Self>) -> MeasuredOperation {
+        Measured::begin(self.clone(), Activity::Waiting)
+    }
+
+    /// An execution is carried out until this is dropped.
+    #[inline]
+    pub fn execution(self: &Arc<Self>) -> MeasuredOperation {
+        Measured::begin(self.clone(), Activity::Executing)
     }
 
     /// The widest link between these ranks.
@@ -162,23 +200,26 @@ impl Metrics {
     pub fn report(&self, now: u64, from_driver: DriverFigures) {
         self.due
             .store(now.saturating_add(REPORT_PERIOD_NS), Relaxed);
-        *lock(&self.from_driver) = from_driver;
+        *lock(&self.from_driver) = (from_driver, Instant::now());
         let report = self.own_report(now);
         lock(&self.reports).put(report);
     }
 
     fn own_report(&self, now: u64) -> Report {
         let (mut figures, operations, bytes) = self.counters.read(now);
-        let from_driver = *lock(&self.from_driver);
-        figures.queued = from_driver.queued as u64;
-        figures.cache_hits = from_driver.cache_hits;
-        figures.cache_misses = from_driver.cache_misses;
-        figures.awaited = from_driver.lateness.awaited_ns;
-        figures.last = from_driver.lateness.last;
+        let late = {
+            let (from_driver, _) = &*lock(&self.from_driver);
+            figures.queued = from_driver.queued as u64;
+            figures.cache_hits = from_driver.cache_hits;
+            figures.cache_misses = from_driver.cache_misses;
+            from_driver.lateness.clone()
+        };
         host::read_process(&mut figures);
         Report {
             rank: self.me.0,
+            age: Duration::ZERO,
             figures,
+            late,
             operations,
             bytes,
             host: self.sampler.as_ref().map(Sampler::latest),
@@ -195,19 +236,17 @@ impl Metrics {
         reports.write(out, round);
     }
 
-    /// A child of this rank in the tree reports. `child` is what this rank has found of the child as a whole, `behind` of
-    /// ranks that report through it. `true`: the reports are to be passed on at once.
+    /// A child of this rank in the tree reports. `true`: the reports are to be passed on at once.
     ///
     /// # Errors
     /// The message is not one of ours.
-    pub fn take_message(
+    pub fn take_message<F: Fn(Rank) -> Vec<SetLateness>>(
         &self,
         bytes: &[u8],
-        child: Lateness,
-        behind: impl Fn(Rank) -> Lateness,
+        found: &FoundLateness<F>,
     ) -> Result<bool, DecodeError> {
         let mut reports = lock(&self.reports);
-        let round = reports.take(bytes, child, behind)?;
+        let round = reports.take(bytes, found)?;
         Ok(reports.is_closing() && round == Round::Last)
     }
 
@@ -221,11 +260,17 @@ impl Metrics {
         let latest = reports.latest().filter(|l| is_shown(l.report.rank));
         let rows = latest.map(|latest| RankRow {
             hostname: self.hostname(latest.report.rank),
-            age: latest.at.elapsed(),
+            age: latest.age(),
             report: latest.report.clone(),
         });
         let ranks: Vec<RankRow> = rows.collect();
-        Snapshot::new(self.me.0, self.places.len() as u32, self.restarts, ranks)
+        let hangs = {
+            let (from_driver, at) = &*lock(&self.from_driver);
+            let hostname = |rank: Rank| self.hostname(rank.0);
+            hang::grouped(&from_driver.incomplete, at.elapsed(), hostname)
+        };
+        let size = self.places.len() as u32;
+        Snapshot::new(self.me.0, size, self.restarts, ranks, hangs)
     }
 
     fn hostname(&self, rank: u32) -> Arc<str> {

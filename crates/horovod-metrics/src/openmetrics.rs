@@ -206,7 +206,7 @@ mod tests {
             age: Duration::from_millis(250),
             report,
         };
-        Snapshot::new(0, 4, 2, vec![row])
+        Snapshot::new(0, 4, 2, vec![row], Vec::new())
     }
 
     #[test]

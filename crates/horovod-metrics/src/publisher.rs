@@ -4,18 +4,17 @@
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use horovod_transport::{LocalConnection, LocalServer};
 
-use crate::Metrics;
 use crate::http::{self, Resource};
 use crate::openmetrics::{OPENMETRICS_TYPE, openmetrics, prometheus};
 use crate::periodic::Periodic;
-use crate::status::{LOCAL_TOKEN, socket_name};
+use crate::status::{LOCAL_TOKEN, random_hex, socket_name};
+use crate::{Metrics, lock};
 
 /// Time that one program has for its request and the answer.
 const EXCHANGE_LIMIT: Duration = Duration::from_secs(5);
@@ -41,16 +40,15 @@ pub struct Publisher {
     file: Option<(Arc<Metrics>, PathBuf, Option<Periodic>)>,
 }
 
-/// Counts jobs that this process has begun.
-static JOBS: AtomicU32 = AtomicU32::new(0);
+/// The random secret of this process: an address stays from one job, or one round of an elastic job, to the next.
+static SECRET: Mutex<Option<String>> = Mutex::new(None);
 
 impl Publisher {
     /// Shows the figures of rank 0 from now on. Where something cannot be shown, the log says so and the job goes on.
     #[must_use]
     pub fn start(settings: &PublishSettings, metrics: &Arc<Metrics>) -> Self {
         let mut servers = Vec::new();
-        let name = socket_name(std::process::id(), JOBS.fetch_add(1, Relaxed));
-        let local = LocalServer::unix(&name);
+        let local = socket_name(std::process::id()).and_then(|name| LocalServer::unix(&name));
         let local = local.and_then(|server| Server::start(server, LOCAL_TOKEN, metrics));
         match local {
             Ok(server) => servers.push(server),
@@ -61,7 +59,7 @@ impl Publisher {
             match serve(address, settings.token.as_deref(), metrics) {
                 Ok((server, at)) => {
                     servers.push(server);
-                    announce(&at);
+                    announce(&at, settings.token.as_deref());
                     url = Some(at);
                 }
                 Err(e) => tracing::error!(
@@ -111,7 +109,7 @@ fn serve(
 ) -> io::Result<(Server, String)> {
     let token = match token {
         Some(token) => token.to_owned(),
-        None => random_token()?,
+        None => random_secret()?,
     };
     let (server, bound) = LocalServer::tcp(address)?;
     let server = Server::start(server, &token, metrics)?;
@@ -119,21 +117,26 @@ fn serve(
 }
 
 /// The user has asked for the page and cannot guess its address: this does not depend on the level of the log.
-fn announce(url: &str) {
+fn announce(url: &str, token: Option<&str>) {
     use std::io::Write;
-    let _ = writeln!(io::stderr(), "horovod: the job's figures are at {url}");
+    let _ = writeln!(io::stderr(), "{}", announcement(url, token));
 }
 
-fn random_token() -> io::Result<String> {
-    use std::fmt::Write;
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|e| io::Error::other(e.to_string()))?;
-    let mut token = String::new();
-    for byte in bytes {
-        // A String takes everything.
-        let _ = write!(token, "{byte:02x}");
+/// The line with the address. A secret of the user's own is not for the terminal, whose text may be kept and passed on.
+fn announcement(url: &str, token: Option<&str>) -> String {
+    let shown = token.map_or_else(
+        || url.to_owned(),
+        |token| url.replace(token, "<HOROVOD_METRICS_TOKEN>"),
+    );
+    format!("horovod: the job's figures are at {shown}")
+}
+
+fn random_secret() -> io::Result<String> {
+    let mut secret = lock(&SECRET);
+    if secret.is_none() {
+        *secret = Some(random_hex::<16>()?);
     }
-    Ok(token)
+    Ok(secret.clone().unwrap_or_default())
 }
 
 /// Writes beside the file and renames, so that no reader sees half of it.
@@ -327,5 +330,35 @@ mod tests {
         let document: serde_json::Value = serde_json::from_str(&document).expect("JSON");
         assert_eq!(document["size"], 1);
         drop(publisher);
+    }
+
+    fn at_any_port() -> PublishSettings {
+        PublishSettings {
+            address: Some((Ipv4Addr::LOCALHOST, 0).into()),
+            ..PublishSettings::default()
+        }
+    }
+
+    #[test]
+    fn the_random_secret_stays_from_one_job_to_the_next() {
+        let secret = || {
+            let publisher = Publisher::start(&at_any_port(), &metrics());
+            let url = publisher.url().expect("it listens").to_owned();
+            url.rsplit('/').nth(1).expect("a secret").to_owned()
+        };
+        assert_eq!(secret(), secret());
+    }
+
+    #[test]
+    fn a_secret_of_the_users_own_is_not_printed() {
+        let token = "a-secret-of-the-user";
+        let url = format!("http://127.0.0.1:9400/{token}/");
+        let line = announcement(&url, Some(token));
+        assert!(!line.contains(token), "{line}");
+        assert!(
+            line.contains("http://127.0.0.1:9400/<HOROVOD_METRICS_TOKEN>/"),
+            "{line}"
+        );
+        assert!(announcement(&url, None).contains(token));
     }
 }

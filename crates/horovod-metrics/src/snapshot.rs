@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::figures::{ByKind, Figure, HOST_FIGURES, HostFigures, RANK_FIGURES, Report, Unit};
+use crate::hang::Hang;
 use crate::json::Json;
 use crate::kinds::{Kind, Link};
 
@@ -40,10 +41,18 @@ pub struct Snapshot {
     pub ranks: Vec<RankRow>,
     /// Hosts of these, in the order of their first ranks.
     pub hosts: Vec<HostRow>,
+    /// On rank 0: ranks that others wait for now, and have waited for a while.
+    pub hangs: Vec<Hang>,
 }
 
 impl Snapshot {
-    pub(crate) fn new(rank: u32, size: u32, restarts: u64, ranks: Vec<RankRow>) -> Self {
+    pub(crate) fn new(
+        rank: u32,
+        size: u32,
+        restarts: u64,
+        ranks: Vec<RankRow>,
+        hangs: Vec<Hang>,
+    ) -> Self {
         let host = |row: &RankRow| {
             Some(HostRow {
                 hostname: row.hostname.clone(),
@@ -56,10 +65,11 @@ impl Snapshot {
             restarts,
             hosts: ranks.iter().filter_map(host).collect(),
             ranks,
+            hangs,
         }
     }
 
-    /// The document: an object with the keys `rank`, `size`, `restarts`, `ranks` and `hosts`.
+    /// The document: an object with the keys `rank`, `size`, `restarts`, `ranks`, `hosts` and `waiting_for`.
     #[must_use]
     pub fn to_json(&self) -> String {
         let mut json = Json::default();
@@ -78,9 +88,26 @@ impl Snapshot {
                     });
                 }
             });
+            json.key("waiting_for").list(|json| {
+                self.hangs.iter().for_each(|hang| hang_json(json, hang));
+            });
         });
         json.finish()
     }
+}
+
+fn hang_json(json: &mut Json, hang: &Hang) {
+    json.object(|json| {
+        json.key("ranks").list(|json| {
+            for (rank, _) in &hang.missing {
+                json.whole(u64::from(*rank));
+            }
+        });
+        json.key("seconds").number(hang.lasts.as_secs_f64());
+        json.key("operation").string(&hang.operation);
+        json.key("operations").whole(hang.operations as u64);
+        json.key("process_set").whole(u64::from(hang.set));
+    });
 }
 
 fn rank_json(json: &mut Json, row: &RankRow) {

@@ -23,9 +23,23 @@ pub struct Job {
     name: String,
 }
 
-/// The socket of the `number`th job of a process.
-pub(crate) fn socket_name(pid: u32, number: u32) -> String {
-    format!("{}{pid}-{number}", prefix())
+/// A name for the socket of a job. Processes of two containers may have one number and share the place of the names, and
+/// a process may begin several jobs: a random part tells them apart.
+pub(crate) fn socket_name(pid: u32) -> io::Result<String> {
+    Ok(format!("{}{pid}-{}", prefix(), random_hex::<8>()?))
+}
+
+/// Random bytes as digits.
+pub(crate) fn random_hex<const BYTES: usize>() -> io::Result<String> {
+    use std::fmt::Write;
+    let mut bytes = [0; BYTES];
+    getrandom::fill(&mut bytes).map_err(|e| io::Error::other(e.to_string()))?;
+    let mut digits = String::new();
+    for byte in bytes {
+        // A String takes everything.
+        let _ = write!(digits, "{byte:02x}");
+    }
+    Ok(digits)
 }
 
 fn prefix() -> String {
@@ -91,7 +105,21 @@ impl Job {
 
 #[cfg(test)]
 mod tests {
+    use horovod_transport::LocalServer;
+
     use super::*;
+
+    #[test]
+    fn two_processes_of_one_number_can_both_be_found() {
+        let [one, other] = [42, 42].map(|pid| socket_name(pid).expect("random bytes"));
+        let servers = [&one, &other].map(|name| LocalServer::unix(name).expect("a free name"));
+        let found = listed([&*one, &*other].into_iter(), &prefix());
+        assert_eq!(
+            found.iter().map(|job| job.pid).collect::<Vec<_>>(),
+            [42, 42]
+        );
+        drop(servers);
+    }
 
     #[test]
     fn jobs_are_found_by_the_names_of_their_sockets() {

@@ -1,5 +1,6 @@
 //! Reports of several ranks, from counters to the document.
 
+use horovod_protocol::{Lateness, ProcessSetId, SetKey};
 use horovod_transport::testing::Cluster;
 
 use super::*;
@@ -13,15 +14,28 @@ fn metrics(hosts: &[usize]) -> Vec<Metrics> {
         .collect()
 }
 
+fn late(awaited_ns: u64, last: u64) -> Vec<SetLateness> {
+    let set = SetKey(0);
+    let lateness = Lateness { awaited_ns, last };
+    vec![SetLateness { set, lateness }]
+}
+
 fn from_driver(awaited_ns: u64) -> DriverFigures {
     DriverFigures {
         queued: 2,
         cache_hits: 30,
         cache_misses: 4,
-        lateness: Lateness {
-            awaited_ns,
-            last: 1,
-        },
+        lateness: late(awaited_ns, 1),
+        incomplete: Vec::new(),
+    }
+}
+
+fn found(child: Rank, of_child: Vec<SetLateness>) -> FoundLateness<fn(Rank) -> Vec<SetLateness>> {
+    FoundLateness {
+        child,
+        of_child,
+        compared: vec![SetKey(0)],
+        behind: |_| Vec::new(),
     }
 }
 
@@ -32,14 +46,8 @@ fn rank_0_shows_all_ranks_and_others_show_themselves() {
     for metrics in &all[1..] {
         metrics.report(1, from_driver(0));
         metrics.write_message(&mut bytes, Round::Periodic);
-        let lateness = Lateness {
-            awaited_ns: 5_000_000_000,
-            last: 6,
-        };
-        assert_eq!(
-            all[0].take_message(&bytes, lateness, |_| Lateness::default()),
-            Ok(false)
-        );
+        let found = found(metrics.me, late(5_000_000_000, 6));
+        assert_eq!(all[0].take_message(&bytes, &found), Ok(false));
     }
     all[0].report(1, from_driver(1_000_000_000));
     let document: serde_json::Value =
@@ -74,10 +82,10 @@ fn last_reports_from_below_are_passed_on_once_this_rank_has_sent_its_last() {
     let mut bytes = Vec::new();
     all[1].report(1, DriverFigures::default());
     all[1].write_message(&mut bytes, Round::Last);
-    let taken = all[0].take_message(&bytes, Lateness::default(), |_| Lateness::default());
+    let taken = all[0].take_message(&bytes, &found(Rank(1), Vec::new()));
     assert_eq!(taken, Ok(false), "this rank will report again");
     all[0].write_message(&mut Vec::new(), Round::Last);
-    let taken = all[0].take_message(&bytes, Lateness::default(), |_| Lateness::default());
+    let taken = all[0].take_message(&bytes, &found(Rank(1), Vec::new()));
     assert_eq!(taken, Ok(true));
 }
 
@@ -91,10 +99,7 @@ fn the_link_is_that_of_the_members() {
 #[test]
 fn the_document_names_only_kinds_that_have_run() {
     let all = metrics(&[0]);
-    let begun = all[0].counters.execution_begins(0, None);
-    all[0]
-        .counters
-        .execution_ends(begun, 5, Kind::Alltoall, Link::Host, 2, 64);
+    all[0].counters.executed(Kind::Alltoall, Link::Host, 2, 64);
     let document: serde_json::Value =
         serde_json::from_str(&all[0].snapshot().to_json()).expect("a JSON document");
     let rank = &document["ranks"][0];
@@ -117,4 +122,54 @@ fn the_documentation_explains_every_figure() {
             "the page on watching a job lacks: {row}"
         );
     }
+}
+
+#[test]
+fn the_document_names_the_ranks_that_are_waited_for() {
+    let all = metrics(&[0, 0]);
+    let incomplete = vec![StalledRequest {
+        set: ProcessSetId(0),
+        name: "grad/7".into(),
+        waiting: vec![Rank(0)],
+        missing: vec![Rank(1)],
+        waited_ns: 3_000_000_000,
+    }];
+    let figures = DriverFigures {
+        incomplete,
+        ..DriverFigures::default()
+    };
+    all[0].report(1, figures);
+    let document: serde_json::Value =
+        serde_json::from_str(&all[0].snapshot().to_json()).expect("a JSON document");
+    let hang = &document["waiting_for"][0];
+    assert_eq!(hang["ranks"], serde_json::json!([1]));
+    assert_eq!(
+        (&hang["operation"], &hang["operations"]),
+        (&"grad/7".into(), &1.into())
+    );
+    assert!(hang["seconds"].as_f64().is_some_and(|s| s >= 3.0), "{hang}");
+    all[0].report(2, DriverFigures::default());
+    assert!(all[0].snapshot().hangs.is_empty());
+}
+
+#[test]
+fn waits_and_executions_count_until_they_are_dropped() {
+    let metrics = Arc::new(metrics(&[0]).remove(0));
+    let is_counted = |metrics: &Metrics| {
+        let times = metrics.counters.clock.read(metrics.now() + (1 << 30));
+        (times.waiting > 0, times.communicating > 0)
+    };
+    let wait = metrics.call();
+    let execution = metrics.execution();
+    drop(wait);
+    drop(execution);
+    let fresh = Metrics::new(&Cluster::new(1).build().remove(0).topology, Instant::now());
+    assert_eq!(is_counted(&fresh), (false, false));
+    let wait = fresh.wait();
+    assert!(is_counted(&fresh).0);
+    drop(wait);
+    let before = metrics.counters.clock.read(metrics.now());
+    let after = metrics.counters.clock.read(metrics.now() + (1 << 30));
+    assert_eq!(before.waiting, after.waiting, "nothing waits any more");
+    assert_eq!(before.communicating, after.communicating);
 }

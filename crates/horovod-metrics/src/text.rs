@@ -1,12 +1,17 @@
 //! The figures as a table for a terminal.
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use crate::figures::{RankFigures, Unit, in_unit};
 use crate::snapshot::{RankRow, Snapshot};
 
 /// Ranks that are listed; of more, those for which the others have waited longest.
 const RANKS_MAX: usize = 64;
+/// Ranks that a line names.
+const NAMED_MAX: usize = 8;
+/// A report of this age is old: a rank reports once a second.
+const OLD: Duration = Duration::from_secs(5);
 
 impl Snapshot {
     /// The job in a few lines, then a line for each rank.
@@ -35,6 +40,7 @@ impl Snapshot {
             seconds(longest.unwrap_or(0)),
             self.restarts
         )?;
+        self.write_hangs(out)?;
         if let Some((row, share)) = self.latest_rank() {
             writeln!(
                 out,
@@ -82,6 +88,31 @@ impl Snapshot {
         Ok(())
     }
 
+    /// The ranks that others wait for now, and the ranks that do not report.
+    fn write_hangs(&self, out: &mut String) -> std::fmt::Result {
+        for hang in &self.hangs {
+            let names = hang.missing.iter().map(|(rank, host)| (*rank, &**host));
+            write!(
+                out,
+                "for {:.1} s waiting for {} to begin {:?}",
+                hang.lasts.as_secs_f64(),
+                named(names),
+                hang.operation
+            )?;
+            match hang.operations {
+                1 => writeln!(out)?,
+                more => writeln!(out, " and {} others", more - 1)?,
+            }
+        }
+        let silent: Vec<&RankRow> = self.ranks.iter().filter(|row| row.age > OLD).collect();
+        if let Some(longest) = silent.iter().map(|row| row.age).max() {
+            let names = silent.iter().map(|row| (row.report.rank, &*row.hostname));
+            let longest = longest.as_secs_f64();
+            writeln!(out, "for {longest:.1} s no report of {}", named(names))?;
+        }
+        Ok(())
+    }
+
     /// The rank for which the others have waited longest, and for which share of the time; `None`: not noticeably.
     fn latest_rank(&self) -> Option<(&RankRow, u64)> {
         let row = self
@@ -91,6 +122,21 @@ impl Snapshot {
         let share = percent(row.report.figures.awaited, &row.report.figures);
         (share > 0).then_some((row, share))
     }
+}
+
+/// Some ranks and their hosts.
+fn named<'a>(ranks: impl ExactSizeIterator<Item = (u32, &'a str)>) -> String {
+    let more = ranks.len().saturating_sub(NAMED_MAX);
+    let names: Vec<String> = ranks
+        .take(NAMED_MAX)
+        .map(|(rank, host)| format!("rank {rank} on {host}"))
+        .collect();
+    let mut text = names.join(", ");
+    if more > 0 {
+        // A String takes everything.
+        let _ = write!(text, " and {more} more");
+    }
+    text
 }
 
 fn percent(part: u64, of: &RankFigures) -> u64 {
@@ -104,7 +150,6 @@ fn seconds(nanos: u64) -> String {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::Duration;
 
     use super::*;
     use crate::figures::Report;
@@ -129,7 +174,7 @@ mod tests {
                 },
             }
         };
-        Snapshot::new(0, ranks, 1, (0..ranks).map(row).collect())
+        Snapshot::new(0, ranks, 1, (0..ranks).map(row).collect(), Vec::new())
     }
 
     #[test]
@@ -157,6 +202,30 @@ mod tests {
         );
         assert!(
             text.contains("\n    99 ") && !text.contains("\n    35 "),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_hang_names_the_ranks_that_are_waited_for() {
+        let mut snapshot = snapshot(2);
+        snapshot.hangs = vec![crate::Hang {
+            missing: (1..12).map(|rank| (rank, "b".into())).collect(),
+            set: 0,
+            lasts: Duration::from_millis(12_340),
+            operation: "grad/7".into(),
+            operations: 3,
+        }];
+        snapshot.ranks[1].age = Duration::from_secs(61);
+        let text = snapshot.to_text();
+        let line = text.lines().nth(1).expect("a second line");
+        assert!(
+            line.starts_with("for 12.3 s waiting for rank 1 on b, rank 2 on b, ")
+                && line.ends_with("rank 8 on b and 3 more to begin \"grad/7\" and 2 others"),
+            "{text}"
+        );
+        assert!(
+            text.contains("\nfor 61.0 s no report of rank 1 on a\n"),
             "{text}"
         );
     }

@@ -6,7 +6,7 @@
 //! name otherwise, when the slot is evicted, and when the wait gets long, so that stragglers can be named. From then
 //! until the request has run, its slot is *open*: every submission is forwarded at once.
 
-use crate::lateness::{Lateness, LinkLateness};
+use crate::lateness::{Latest, LinkLateness, SetLateness};
 use crate::limits::CACHE_CAPACITY_MAX;
 use crate::lost::PeerLost;
 use crate::message::{SetKey, Slot, SlotRun, Submission, ToCoordinator, ToWorker};
@@ -127,10 +127,16 @@ impl Aggregator {
     }
 
     /// How late the ranks are that speak through this child, or this rank's own worker.
-    pub fn lateness(&self, child: Rank) -> Lateness {
+    pub fn lateness(&self, child: Rank) -> Vec<SetLateness> {
         let link = self.links.find(child);
         let late = self.lateness.as_ref().zip(link);
-        late.map_or_else(Lateness::default, |(late, link)| late.of(link))
+        late.map_or_else(Vec::new, |(late, link)| late.of(link))
+    }
+
+    /// The sets in which the links were compared with each other: others are all behind one link.
+    pub fn compared_sets(&self) -> Vec<SetKey> {
+        let late = self.lateness.as_ref();
+        late.map_or_else(Vec::new, LinkLateness::compared)
     }
 
     /// A child or this rank's own worker said something to the coordinator.
@@ -315,7 +321,11 @@ impl Aggregator {
                     block.mark_ready(self.now, at, counted).map_err(|_| TWICE)?;
                 if let (Some(late), Some(alone)) = (&mut self.lateness, block.alone_since(complete))
                 {
-                    late.completes(self.now, link, alone);
+                    let latest = match self.links.get(link).below {
+                        None => Latest::Link(link),
+                        Some(_) => Latest::Subtree(link),
+                    };
+                    late.completes(self.now, block.set, latest, alone);
                 }
                 if begun != 0 {
                     let late_at = Time(self.now.0.saturating_add(self.cfg.hold_ns));

@@ -8,7 +8,7 @@
 use crate::cache::Cache;
 use crate::error::StopReason;
 use crate::join::Joins;
-use crate::lateness::{Lateness, LinkLateness};
+use crate::lateness::{Latest, LinkLateness, SetLateness};
 use crate::limits::FUSED_ITEMS_MAX;
 use crate::lookup::Slab;
 use crate::lost::PeerLost;
@@ -19,7 +19,7 @@ use crate::readiness::ReadinessBitmap;
 use crate::signature::RequestSignature;
 use crate::slots::{blocks_of, slots_of};
 use crate::stall::{StallClock, StallReport};
-use crate::tree::{Links, Tree};
+use crate::tree::{Link, Links, Tree};
 use crate::types::{Op, ProcessSetId, Rank, Seq, Time};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -127,6 +127,16 @@ struct Pending {
 /// Why a rank's message is impossible.
 type Violation = &'static str;
 
+/// The sender of a link's message, as far as the link and the members of the set tell it.
+fn latest(of: &Link, link: usize, members: &RankSet) -> Latest {
+    match &of.below {
+        None => Latest::Link(link),
+        Some(below) => below
+            .only_common(members)
+            .map_or(Latest::Subtree(link), Latest::Behind),
+    }
+}
+
 impl Coordinator {
     /// A coordinator to which every rank speaks itself; it knows only the set of all ranks.
     pub fn new(cfg: CoordinatorConfig) -> Self {
@@ -180,16 +190,22 @@ impl Coordinator {
     }
 
     /// How late the ranks are that speak through this child of rank 0, or rank 0 itself.
-    pub fn lateness(&self, child: Rank) -> Lateness {
+    pub fn lateness(&self, child: Rank) -> Vec<SetLateness> {
         let link = self.sets.links.find(child);
         let late = self.lateness.as_ref().zip(link);
-        late.map_or_else(Lateness::default, |(late, link)| late.of(link))
+        late.map_or_else(Vec::new, |(late, link)| late.of(link))
     }
 
-    /// How late a rank is behind an aggregator, where that has passed on who asked; beside [`Coordinator::lateness`].
-    pub fn lateness_behind(&self, rank: Rank) -> Lateness {
+    /// How late a rank is behind an aggregator, where it is known which rank it was; beside [`Coordinator::lateness`].
+    pub fn lateness_behind(&self, rank: Rank) -> Vec<SetLateness> {
         let late = self.lateness.as_ref();
-        late.map_or_else(Lateness::default, |late| late.of_rank(rank))
+        late.map_or_else(Vec::new, |late| late.of_rank(rank))
+    }
+
+    /// The sets in which the children of rank 0 were compared with each other: others are all behind one child.
+    pub fn compared_sets(&self) -> Vec<SetKey> {
+        let late = self.lateness.as_ref();
+        late.map_or_else(Vec::new, LinkLateness::compared)
     }
 
     /// A rank said something. Impossible content ends the generation and names that rank.
@@ -322,7 +338,8 @@ impl Coordinator {
             self.stall.started(self.now);
         }
         if let (Some(late), Some(alone)) = (&mut self.lateness, block.alone_since(complete)) {
-            late.completes(self.now, link, alone);
+            let latest = latest(self.sets.links.get(link), link, &set.bits);
+            late.completes(self.now, block.set, latest, alone);
         }
         if complete != 0 {
             let (key, to) = (block.set, Arc::clone(&set.to));

@@ -48,7 +48,7 @@ pub use error::{
     CACHE_EVICTION_TEXT, DUPLICATE_NAME_TEXT, EVEN_BATCHES, Leaving, OpError, OpErrorKind,
     SET_REMOVED_TEXT, SHUTDOWN_TEXT, StopReason, printable,
 };
-pub use lateness::Lateness;
+pub use lateness::{LATE_SETS_MAX, Lateness, SetLateness};
 pub use limits::*;
 pub use lost::{LossCause, PeerLost};
 pub use memory_order::{MemoryOrder, ORDERED_DIMS_MAX};

@@ -47,6 +47,12 @@ impl RankSet {
         Self { words, len }
     }
 
+    /// The rank in both, if it is one.
+    pub(crate) fn only_common(&self, other: &Self) -> Option<Rank> {
+        let mut both = self.iter().filter(|rank| other.contains(*rank));
+        both.next().filter(|_| both.next().is_none())
+    }
+
     pub(crate) fn meets(&self, other: &Self) -> bool {
         self.words.iter().zip(&other.words).any(|(a, b)| a & b != 0)
     }
@@ -114,6 +120,9 @@ mod tests {
         );
         assert!(!set.insert(Rank(3)));
         let other: RankSet = [3, 64, 900].map(Rank).into_iter().collect();
+        assert_eq!(set.only_common(&other), None);
+        let one: RankSet = [64, 900].map(Rank).into_iter().collect();
+        assert_eq!(set.only_common(&one), Some(Rank(64)));
         assert_eq!(
             set.common(&other).iter().collect::<Vec<_>>(),
             [3, 64].map(Rank)

@@ -169,6 +169,14 @@ impl Block {
         bits(complete).map(|bit| alone[bit as usize]).min()
     }
 
+    /// Since when a waiting slot has waited for one link alone, if it does and that is noted.
+    pub(crate) fn alone(&self, bit: u32) -> Option<Time> {
+        let (ones, higher) = self.left.split_first()?;
+        let is_one = ones >> bit & 1 == 1 && higher.iter().all(|plane| plane >> bit & 1 == 0);
+        let alone = self.alone.as_ref().filter(|_| is_one && self.waits(bit))?;
+        Some(alone[bit as usize])
+    }
+
     /// The link at `position` is ready for the counted slots `mask`. Returns the slots for which all links are ready
     /// with this, whose next round begins, and the slots that begin to wait.
     pub(crate) fn mark_ready(
@@ -283,6 +291,19 @@ mod tests {
                 }
             }
             assert_eq!(block.waiting_slots(), 0);
+        }
+    }
+
+    #[test]
+    fn a_slot_that_waits_for_one_link_alone_has_waited_since_the_last_but_one_was_ready() {
+        let mut readiness = ReadinessBitmap::default();
+        readiness.note_alone();
+        readiness.add(Slot(0), SetKey::GLOBAL, 3);
+        let block = readiness.block(0).unwrap();
+        assert_eq!(block.alone(0), None);
+        for (now, link, alone) in [(5, 0, None), (8, 2, Some(Time(8))), (9, 1, None)] {
+            block.mark_ready(Time(now), link, 1).unwrap();
+            assert_eq!(block.alone(0), alone, "{link}");
         }
     }
 

@@ -52,7 +52,21 @@ pub fn check(plan: &SimulationPlan, trace: &Trace) -> Result<(), Failure> {
     executions_are_alike_and_in_order(trace)?;
     tunings_have_one_place_on_all_ranks(plan, trace)?;
     joins_agree_on_the_last(plan, trace)?;
+    nobody_is_awaited_longer_than_the_run(plan, trace)?;
     stall_reports_name_only_the_missing(trace)
+}
+
+fn nobody_is_awaited_longer_than_the_run(
+    plan: &SimulationPlan,
+    trace: &Trace,
+) -> Result<(), Failure> {
+    let limit = if plan.counts_lateness { trace.end } else { 0 };
+    match trace.awaited.iter().find(|(_, awaited)| *awaited > limit) {
+        None => Ok(()),
+        Some((rank, awaited)) => Err(Failure::new(format!(
+            "{rank} was awaited for {awaited} ns of {limit}"
+        ))),
+    }
 }
 
 fn nobody_hangs(plan: &SimulationPlan, trace: &Trace) -> Result<(), Failure> {

@@ -82,13 +82,24 @@ impl<'a> Cluster<'a> {
             generation,
             hold_ns: 30 * plan.delays.typical + 1000,
         };
+        let aggregator = |rank| {
+            let mut aggregator = Aggregator::new(aggregator(rank), tree);
+            if let Some(aggregator) = aggregator.as_mut().filter(|_| plan.counts_lateness) {
+                aggregator.count_lateness();
+            }
+            aggregator
+        };
+        let mut coordinator = Coordinator::with_tree(plan.coordinator.clone(), tree);
+        if plan.counts_lateness {
+            coordinator.count_lateness();
+        }
         let node = |rank| Node {
             worker: Worker::new(WorkerConfig {
                 rank: Rank(rank),
                 size: plan.size,
                 generation,
             }),
-            aggregator: Aggregator::new(aggregator(Rank(rank)), tree),
+            aggregator: aggregator(Rank(rank)),
             timer_at: None,
             alive: true,
             over: false,
@@ -107,7 +118,7 @@ impl<'a> Cluster<'a> {
             count: 0,
             queue: BTreeMap::new(),
             nodes: (0..plan.size).map(node).collect(),
-            coordinator: Coordinator::with_tree(plan.coordinator.clone(), tree),
+            coordinator,
             timer_at: None,
             trace: Trace::default(),
         }
@@ -135,7 +146,14 @@ impl<'a> Cluster<'a> {
             if node.alive && !node.over {
                 self.trace.stuck.push(rank);
             }
+            // An aggregator's link is late for several ranks at once.
+            if node.aggregator.is_none() {
+                let late = self.coordinator.lateness(rank);
+                let awaited = late.iter().map(|of| of.lateness.awaited_ns).sum();
+                self.trace.awaited.push((rank, awaited));
+            }
         }
+        self.trace.end = self.now;
     }
 
     fn happen(&mut self, happening: Happening) {

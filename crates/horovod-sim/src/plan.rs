@@ -24,6 +24,8 @@ pub struct SimulationPlan {
     pub ending: Ending,
     /// Whether the last phase cannot end but by the shutdown.
     pub stops_amid: bool,
+    /// Whether the nodes of the tree count how late each rank is, as where a job is measured.
+    pub counts_lateness: bool,
     /// When the coordinator's settings change and new values for the data plane are announced.
     pub tunings: Vec<u64>,
 }
@@ -144,6 +146,10 @@ impl SimulationPlan {
         let tunings = (0..side_rng.index(4))
             .map(|_| side_rng.below(typical * 6 * count as u64 + 1))
             .collect();
+        // From another copy, for the same reason.
+        let mut side_rng = rng.clone();
+        side_rng.next_u64();
+        let counts_lateness = side_rng.chance(50);
         Self {
             size,
             coordinator,
@@ -151,6 +157,7 @@ impl SimulationPlan {
             phases,
             ending,
             stops_amid,
+            counts_lateness,
             tunings,
         }
     }

@@ -20,6 +20,10 @@ pub struct Trace {
     pub messages: u64,
     /// Messages that the coordinator got.
     pub root_messages: u64,
+    /// How long the others have waited for each rank, where the coordinator knows it of a rank: at most until `end`.
+    pub awaited: Vec<(Rank, u64)>,
+    /// When the run ended.
+    pub end: u64,
 }
 
 /// One thing that happened.

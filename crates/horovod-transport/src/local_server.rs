@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::platform::fd::Fd;
 use crate::platform::{net, notifier, notify};
-use crate::wait::wait_for_any;
+use crate::wait::{poll_until, wait_for_any};
 
 /// How long not to accept after the system refused to.
 const REST: Duration = Duration::from_millis(100);
@@ -23,11 +23,21 @@ pub struct LocalServer {
     stop_sender: Arc<Fd>,
 }
 
-/// One program that has connected. It is read and written until its deadline, then with errors.
+/// One program that has connected. It is read and written until its deadline, or until its server is stopped, then
+/// with errors.
 #[derive(Debug)]
 pub struct LocalConnection {
     fd: Arc<Fd>,
     deadline: Instant,
+    /// Of the server; it is readable once that has stopped.
+    stop_receiver: Option<Arc<Fd>>,
+}
+
+/// The readiness that a connection waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    Read,
+    Write,
 }
 
 impl LocalServer {
@@ -70,7 +80,11 @@ impl LocalServer {
             match net::accept(&self.listener) {
                 Ok(Some((fd, _))) if net::is_same_user(&fd) => {
                     let deadline = Instant::now() + limit;
-                    return Some(LocalConnection { fd, deadline });
+                    return Some(LocalConnection {
+                        fd,
+                        deadline,
+                        stop_receiver: Some(self.stop_receiver.clone()),
+                    });
                 }
                 Ok(_) => {}
                 // Out of descriptors, say: it stays in the backlog. A stop ends the pause.
@@ -82,7 +96,7 @@ impl LocalServer {
         }
     }
 
-    /// Has [`Self::next`] return `None` from now on.
+    /// Has [`Self::next`] return `None` from now on, and ends the waits of the connection that it has returned.
     pub fn stop(&self) {
         notify(&self.stop_sender);
     }
@@ -111,12 +125,16 @@ impl LocalConnection {
             return Err(io::Error::new(ErrorKind::PermissionDenied, text));
         }
         let deadline = Instant::now() + limit;
-        Ok(Self { fd, deadline })
+        Ok(Self {
+            fd,
+            deadline,
+            stop_receiver: None,
+        })
     }
 
     fn retry<T>(
         &mut self,
-        writes: bool,
+        direction: Direction,
         mut call: impl FnMut(&Fd) -> io::Result<T>,
     ) -> io::Result<T> {
         loop {
@@ -125,24 +143,49 @@ impl LocalConnection {
                     if Instant::now() >= self.deadline {
                         return Err(ErrorKind::TimedOut.into());
                     }
-                    wait_for_any([(&*self.fd, writes)].into_iter(), Some(self.deadline));
+                    self.wait(direction)?;
                 }
                 other => return other,
             }
         }
     }
+
+    /// Waits until it can be read, or written (`true`), or the deadline has passed. Bytes of the program that nobody reads
+    /// do not end a wait for writing.
+    ///
+    /// # Errors
+    /// The server was stopped.
+    fn wait(&self, direction: Direction) -> io::Result<bool> {
+        use rustix::event::{PollFd, PollFlags};
+        let flags = match direction {
+            Direction::Read => PollFlags::IN,
+            Direction::Write => PollFlags::OUT,
+        };
+        let stop = self.stop_receiver.as_deref().map(Fd::get).transpose()?;
+        let mut fds = vec![PollFd::from_borrowed_fd(self.fd.get()?, flags)];
+        fds.extend(stop.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        poll_until(&mut fds, Some(self.deadline));
+        if fds.get(1).is_some_and(|stop| !stop.revents().is_empty()) {
+            return Err(ErrorKind::ConnectionAborted.into());
+        }
+        Ok(!fds[0].revents().is_empty())
+    }
 }
 
 impl Read for LocalConnection {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.retry(false, |fd| Ok(rustix::io::read(fd.get()?, &mut *buffer)?))
+        self.retry(Direction::Read, |fd| {
+            Ok(rustix::io::read(fd.get()?, &mut *buffer)?)
+        })
     }
 }
 
 impl Write for LocalConnection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let flags = rustix::net::SendFlags::NOSIGNAL;
-        self.retry(true, |fd| Ok(rustix::net::send(fd.get()?, bytes, flags)?))
+        self.retry(Direction::Write, |fd| {
+            Ok(rustix::net::send(fd.get()?, bytes, flags)?)
+        })
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -192,6 +235,34 @@ mod tests {
         let mut connection = server.next(Duration::ZERO).unwrap();
         let error = connection.read(&mut [0; 4]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn a_stop_ends_the_wait_for_a_silent_program() {
+        let (server, at) = LocalServer::tcp((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let _client = TcpStream::connect(at).unwrap();
+        let mut connection = server.next(LIMIT).unwrap();
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| connection.read(&mut [0; 4]).unwrap_err().kind());
+            server.stop();
+            assert_eq!(reading.join().unwrap(), ErrorKind::ConnectionAborted);
+        });
+    }
+
+    /// A wait for writing that ends because there is something to read would be repeated at once, until the deadline.
+    #[test]
+    fn a_program_that_sends_and_takes_nothing_does_not_end_a_wait_for_writing() {
+        let name = format!("horovod-test-writing-{}", std::process::id());
+        let server = LocalServer::unix(&name).unwrap();
+        let mut client = LocalConnection::unix(&name, LIMIT).unwrap();
+        let mut connection = server.next(LIMIT).unwrap();
+        let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
+        let fd = connection.fd.clone();
+        while rustix::net::send(fd.get().unwrap(), &[0; 1 << 12], flags).is_ok() {}
+        client.write_all(b"more").unwrap();
+        connection.deadline = Instant::now();
+        assert!(connection.wait(Direction::Read).unwrap());
+        assert!(!connection.wait(Direction::Write).unwrap());
     }
 
     #[test]

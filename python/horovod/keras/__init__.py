@@ -37,12 +37,14 @@ from horovod.common.api import (
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
+    phase,
     rank,
     rocm_built,
     shutdown,
     size,
     start_timeline,
     stats,
+    step,
     stop_timeline,
 )
 from horovod.common.process_sets import ProcessSet
@@ -80,6 +82,7 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "phase",
     "rank",
     "reducescatter",
     "rocm_built",
@@ -87,6 +90,7 @@ __all__ = [
     "size",
     "start_timeline",
     "stats",
+    "step",
     "stop_timeline",
 ]
 

@@ -1,7 +1,8 @@
 //! The arrival of what is not simply counted: new requests, retired slots, rows, what aggregators pass on, joins. Such a
 //! request is pending by rank.
 
-use super::{Coordinator, Entry, Pending, Violation};
+use super::{Coordinator, Entry, Pending, Violation, latest};
+use crate::lateness::Latest;
 use crate::limits::PENDING_MAX;
 use crate::message::{Response, SetKey, Slot, Submission};
 use crate::process_sets::RegisteredSet;
@@ -279,10 +280,11 @@ impl Coordinator {
         let alone = pending.alone;
         if missing == 0 {
             if let (Some(late), Some(alone)) = (&mut self.lateness, alone) {
-                match who.only() {
-                    Some(rank) => late.completes_by(self.now, rank, alone),
-                    None => late.completes(self.now, link, alone),
-                }
+                let latest = match who.only() {
+                    Some(rank) => Latest::Behind(rank),
+                    None => latest(self.sets.links.get(link), link, &set.bits),
+                };
+                late.completes(self.now, entry.set, latest, alone);
             }
             self.complete(index);
         }
@@ -305,7 +307,7 @@ impl Coordinator {
         else {
             return;
         };
-        let since = block.since(bit);
+        let (since, alone) = (block.since(bit), block.alone(bit));
         let ranks = block.open(bit);
         let (Some(set), Some(first)) = (self.sets.get(*set), ranks.first()) else {
             return;
@@ -329,7 +331,7 @@ impl Coordinator {
             arrived,
             starter,
             since,
-            alone: None,
+            alone,
             report_at: self.stall.report_at(since),
             order: self.arrivals,
             signature: Arc::clone(&line.signature),

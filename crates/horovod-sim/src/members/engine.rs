@@ -59,16 +59,27 @@ impl Engine {
     fn new(roster: &Roster) -> Self {
         let (rank, size) = (Rank(roster.rank), roster.members.len() as u32);
         let generation = Generation(roster.generation);
+        // Each rank has its own setting, which may differ from the others'.
+        let counts_lateness = (roster.generation + u64::from(roster.rank)).is_multiple_of(2);
         let node = if rank == Rank(0) {
             let config = CoordinatorConfig::new(size, generation);
-            Node::Root(Box::new(Coordinator::with_tree(config, &roster.tree)))
+            let mut coordinator = Coordinator::with_tree(config, &roster.tree);
+            if counts_lateness {
+                coordinator.count_lateness();
+            }
+            Node::Root(Box::new(coordinator))
         } else {
             let config = AggregatorConfig {
                 rank,
                 generation,
                 hold_ns: 100 * MS,
             };
-            Aggregator::new(config, &roster.tree).map_or(Node::Leaf, |a| Node::Inner(Box::new(a)))
+            Aggregator::new(config, &roster.tree).map_or(Node::Leaf, |mut aggregator| {
+                if counts_lateness {
+                    aggregator.count_lateness();
+                }
+                Node::Inner(Box::new(aggregator))
+            })
         };
         Self {
             roster: roster.clone(),

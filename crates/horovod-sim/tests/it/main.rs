@@ -4,6 +4,7 @@ mod barriers;
 mod checkers;
 mod failures;
 mod job;
+mod lateness;
 mod membership;
 mod safety;
 mod scenarios;

@@ -350,3 +350,36 @@ fn an_aggregator_accuses_the_rank_below_it_that_breaks_the_rules() {
         assert_eq!(last, Some(&WorkerAction::Abort(lost.clone())));
     }
 }
+
+#[test]
+fn a_set_that_is_all_below_one_child_has_its_last_rank_counted_there() {
+    let mut job = TreeJob::new();
+    job.coordinator.count_lateness();
+    for aggregator in job.aggregators.iter_mut().flatten() {
+        aggregator.count_lateness();
+    }
+    let ranks = [2, 3].map(Rank).to_vec();
+    let ids = job.submit_all(&plain("add", Op::AddProcessSet { ranks }));
+    job.settle();
+    let added = job.done[0].iter().find_map(|action| match action {
+        WorkerAction::Complete(id, Ok(Completion::SetAdded(set))) if *id == ids[0] => Some(*set),
+        _ => None,
+    });
+    let set = added.expect("a set");
+    for round in 0..2 {
+        job.submit(2, &on(set, sum("x", &[1])));
+        job.settle();
+        job.now += 50;
+        job.submit(3, &on(set, sum("x", &[1])));
+        job.settle();
+        let sum = |late: Vec<SetLateness>| late.iter().map(|of| of.lateness.awaited_ns).sum();
+        let behind: u64 = sum(job.coordinator.lateness_behind(Rank(3)));
+        let below: u64 = job.aggregators[2]
+            .as_ref()
+            .map_or(0, |a| sum(a.lateness(Rank(3))));
+        // The coordinator sees who asks for what is new; what is known reaches it when both have asked.
+        assert_eq!((behind, below), (50, 50 * round));
+        let compared = job.coordinator.compared_sets();
+        assert!(compared.iter().all(|set| *set == SetKey(0)), "{compared:?}");
+    }
+}

@@ -41,6 +41,31 @@ pub(super) fn publish(env: &dyn Environment) -> Result<PublishSettings, Error> {
     Ok(PublishSettings {
         address: port.map(|port| SocketAddr::new(ip, port)),
         token,
-        textfile: settings::METRICS_TEXTFILE.read(env)?.map(PathBuf::from),
+        textfile: settings::METRICS_TEXTFILE
+            .read(env)?
+            .map(|path| absolute(&path))
+            .transpose()?,
     })
+}
+
+/// The path as it is meant now: the script may change its folder later.
+fn absolute(path: &str) -> Result<PathBuf, Error> {
+    std::path::absolute(path).map_err(|e| {
+        Error::Init(format!(
+            "HOROVOD_METRICS_TEXTFILE={path:?}: expected the path of a file, such as job.prom: {e}"
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_meant_from_the_folder_at_init() {
+        let here = std::env::current_dir().expect("a folder");
+        assert_eq!(absolute("job.prom").ok(), Some(here.join("job.prom")));
+        assert_eq!(absolute("/a/job.prom").ok(), Some("/a/job.prom".into()));
+        assert!(absolute("").is_err());
+    }
 }

@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use horovod_metrics::{Metrics, Publisher, Snapshot};
+use horovod_metrics::{MeasuredOperation, Metrics, Publisher, Snapshot};
 use horovod_protocol::{
     Device, EntryId, ExecItem, Leaving, Op, OperationTag, ProcessSetId, Rank, Request, Time,
     Worker, WorkerAction, WorkerConfig,
@@ -196,8 +196,8 @@ pub struct Entry {
     submitted: Option<Stamp>,
     /// The allocator of its outputs; `None`: the engine.
     allocator: Option<Allocator>,
-    /// When it was submitted, by the clock of the engine, if it ends with a callback and that is measured.
-    called_back: Option<Time>,
+    /// The wait of the framework, if the operation ends with a callback and that is measured.
+    _called_back: Option<MeasuredOperation>,
 }
 
 impl Entry {

@@ -201,14 +201,14 @@ impl Engine {
             state.count_unnamed(set, prefix);
         }
         let submitted = self.shared.timeline.stamp();
-        let called_back = is_called_back && self.shared.metrics.is_some();
-        let called_back = called_back.then(|| self.shared.now());
+        let metrics = self.shared.metrics.as_ref().filter(|_| is_called_back);
+        let called_back = metrics.map(Metrics::call);
         let entry = Entry {
             tensors: submission.tensors,
             splits,
             submitted,
             allocator,
-            called_back,
+            _called_back: called_back,
         };
         state.insert(id, entry);
         Ok(handle)

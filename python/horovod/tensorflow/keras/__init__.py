@@ -29,6 +29,7 @@ from horovod.common.api import (
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
+    phase,
     rank,
     remove_process_set,
     rocm_built,
@@ -36,6 +37,7 @@ from horovod.common.api import (
     size,
     start_timeline,
     stats,
+    step,
     stop_timeline,
 )
 from horovod.tensorflow.compression import Compression
@@ -74,6 +76,7 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "phase",
     "rank",
     "reducescatter",
     "remove_process_set",
@@ -82,6 +85,7 @@ __all__ = [
     "size",
     "start_timeline",
     "stats",
+    "step",
     "stop_timeline",
 ]
 

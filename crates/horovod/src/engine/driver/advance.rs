@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use horovod_metrics::Begun;
+use horovod_metrics::MeasuredOperation;
 use horovod_protocol::{Device, Execution, Op, Shape};
 use horovod_transport::{Aborted, Idle};
 
@@ -23,7 +23,7 @@ pub(super) struct ExecutionTask {
     pub(super) entries: Vec<Option<Entry>>,
     pub(super) recorded: Option<Box<Recorded>>,
     /// If it is measured.
-    pub(super) begun: Option<Begun>,
+    pub(super) measured: Option<MeasuredOperation>,
     /// As in [`Start`]; empty until an allocator has given them.
     pub(super) outputs: Outputs,
     /// As in [`Start`].

@@ -107,12 +107,12 @@ impl Driver {
         let stages = self.host.stages();
         let recorded = self.pump.recording.begins(&execution, &entries, stages);
         self.pump.begins(&execution);
-        let begun = self.pump.measure_begin(&entries);
+        let measured = self.pump.measure_begin();
         Some(ExecutionTask {
             execution,
             entries,
             recorded,
-            begun,
+            measured,
             outputs: Outputs::new(),
             received: Vec::new(),
             state: ExecutionState::Agree,
@@ -246,10 +246,11 @@ impl Pump {
         let ExecutionTask {
             execution,
             recorded,
-            begun,
+            measured,
             ..
         } = task;
-        self.measure_end(begun, &execution);
+        drop(measured);
+        self.measure_end(&execution);
         let now = || self.shared.now();
         // First: who learns of the end may stop the recording.
         self.recording

@@ -1,13 +1,19 @@
 //! The driver's part of measuring a job: when executions begin and end, and the reports to the parent in the tree.
 
-use horovod_metrics::{Begun, DriverFigures, Kind, Link, Round};
-use horovod_protocol::{Device, Execution, Lateness, Rank, Submission, Time, ToCoordinator};
+use horovod_metrics::{
+    DriverFigures, FoundLateness, Kind, Link, MeasuredOperation, Metrics, Round,
+};
+use horovod_protocol::{
+    Device, Execution, Rank, SetKey, SetLateness, StalledRequest, Submission, Time, ToCoordinator,
+};
 
 use super::node::Node;
 use super::pump::Pump;
-use crate::engine::Entry;
 use crate::engine::backend::host::bytes_of_all;
 use crate::engine::relay::OutOfBandMessage;
+
+/// An operation that some ranks have begun so long ago is shown with the ranks that have not.
+const HANG_NS: u64 = 2_000_000_000;
 
 /// Memory that stays from one report to the next.
 #[derive(Default)]
@@ -17,30 +23,21 @@ pub(super) struct Measuring {
 }
 
 impl Pump {
-    /// An execution of these operations begins.
-    pub(super) fn measure_begin(&self, entries: &[Option<Entry>]) -> Option<Begun> {
-        let metrics = self.shared.metrics.as_ref()?;
-        let called_back = entries.iter().flatten().filter_map(|e| e.called_back);
-        let called_back = called_back.map(|submitted| submitted.0).min();
-        Some(
-            metrics
-                .counters
-                .execution_begins(metrics.now(), called_back),
-        )
+    /// An execution begins.
+    pub(super) fn measure_begin(&self) -> Option<MeasuredOperation> {
+        self.shared.metrics.as_ref().map(Metrics::execution)
     }
 
     /// It has ended well.
-    pub(super) fn measure_end(&self, begun: Option<Begun>, execution: &Execution) {
-        let (Some(begun), Some(metrics)) = (begun, &self.shared.metrics) else {
+    pub(super) fn measure_end(&self, execution: &Execution) {
+        let Some(metrics) = &self.shared.metrics else {
             return;
         };
         let link = match execution.device {
             Device::Cpu => metrics.link(&execution.members),
             _ => Link::Device,
         };
-        metrics.counters.execution_ends(
-            begun,
-            metrics.now(),
+        metrics.counters.executed(
             Kind::of(&execution.op),
             link,
             execution.items.len(),
@@ -67,13 +64,24 @@ impl Pump {
     }
 
     /// Nothing more is carried out here.
-    pub(super) fn take_last_figures(&self) {
-        if let Some(metrics) = &self.shared.metrics {
-            metrics.report(metrics.now(), self.driver_figures());
+    pub(super) fn take_last_figures(&mut self) {
+        let Some(metrics) = self.shared.metrics.clone() else {
+            return;
+        };
+        let now = metrics.now();
+        let incomplete = self.incomplete(Time(now));
+        metrics.report(now, self.driver_figures(incomplete));
+    }
+
+    /// On rank 0: operations that wait for some ranks, and have waited for a while.
+    fn incomplete(&mut self, now: Time) -> Vec<StalledRequest> {
+        match (self.node.coordinator(), now.0.checked_sub(HANG_NS)) {
+            (Some(coordinator), Some(before)) => coordinator.late(now, Time(before)),
+            _ => Vec::new(),
         }
     }
 
-    fn driver_figures(&self) -> DriverFigures {
+    fn driver_figures(&self, incomplete: Vec<StalledRequest>) -> DriverFigures {
         let state = self.shared.lock();
         let (cache_hits, cache_misses) = state.worker.cache_use();
         DriverFigures {
@@ -81,6 +89,7 @@ impl Pump {
             cache_hits,
             cache_misses,
             lateness: self.node.lateness(self.links.me()),
+            incomplete,
         }
     }
 
@@ -95,23 +104,37 @@ impl Pump {
         };
         let mut message = std::mem::take(&mut self.measuring.message);
         metrics.write_message(&mut message, round);
+        let sent = self.send_to_parent(parent, &message);
+        self.measuring.message = message;
+        sent
+    }
+
+    fn send_to_parent(&mut self, parent: Rank, message: &[u8]) -> bool {
         let (relay, control) = self.links.out_of_band();
         // Where it cannot be sent now, the next one says the same. The driver notices a lost peer elsewhere.
-        let sent = relay.send(control, parent, &message);
-        self.measuring.message = message;
-        matches!(sent, Ok(true))
+        matches!(relay.send(control, parent, message), Ok(true))
     }
 
     /// A neighbour reports.
     pub(super) fn take_figures(&mut self, received: &OutOfBandMessage<'_>) {
         let from = received.from;
-        let is_child = self.links.tree().parent(from) == Some(self.links.me());
-        // A rank may measure where another does not: each has its own setting.
-        let Some(metrics) = self.shared.metrics.as_ref().filter(|_| is_child) else {
+        if self.links.tree().parent(from) != Some(self.links.me()) {
+            return;
+        }
+        // A rank may measure where another does not: each has its own setting. This one passes on what comes from below.
+        let Some(metrics) = &self.shared.metrics else {
+            if let Some(parent) = self.links.parent() {
+                self.send_to_parent(parent, received.message);
+            }
             return;
         };
-        let behind = |rank| self.node.lateness_behind(rank);
-        match metrics.take_message(received.message, self.node.lateness(from), behind) {
+        let found = FoundLateness {
+            child: from,
+            of_child: self.node.lateness(from),
+            compared: self.node.compared_sets(),
+            behind: |rank| self.node.lateness_behind(rank),
+        };
+        match metrics.take_message(received.message, &found) {
             Ok(true) => {
                 self.pass_on_figures(Round::Last);
             }
@@ -130,18 +153,26 @@ impl Node {
         }
     }
 
-    fn lateness_behind(&self, rank: Rank) -> Lateness {
+    fn lateness_behind(&self, rank: Rank) -> Vec<SetLateness> {
         match self {
             Self::Root(coordinator) => coordinator.lateness_behind(rank),
-            Self::Inner(_) | Self::Leaf => Lateness::default(),
+            Self::Inner(_) | Self::Leaf => Vec::new(),
         }
     }
 
-    fn lateness(&self, child: Rank) -> Lateness {
+    fn compared_sets(&self) -> Vec<SetKey> {
+        match self {
+            Self::Root(coordinator) => coordinator.compared_sets(),
+            Self::Inner(aggregator) => aggregator.compared_sets(),
+            Self::Leaf => Vec::new(),
+        }
+    }
+
+    fn lateness(&self, child: Rank) -> Vec<SetLateness> {
         match self {
             Self::Root(coordinator) => coordinator.lateness(child),
             Self::Inner(aggregator) => aggregator.lateness(child),
-            Self::Leaf => Lateness::default(),
+            Self::Leaf => Vec::new(),
         }
     }
 }

@@ -140,7 +140,7 @@ fn copies_that_fail_because_of_another_wait_for_its_name_too() {
             execution: sum_over(&[0, 1, 2], None),
             entries: Vec::new(),
             recorded: None,
-            begun: None,
+            measured: None,
             outputs: Vec::new(),
             received: Vec::new(),
             state: ExecutionState::StageIn(StagingIn {
@@ -231,7 +231,7 @@ fn an_aborted_operation_is_reported_only_when_its_memory_is_no_longer_used() {
         splits: None,
         submitted: None,
         allocator: None,
-        called_back: None,
+        _called_back: None,
     };
     shared.lock().insert(id, entry);
     let _driver = execute(driver, sum_over(&[0, 1], Some(id)));
@@ -255,7 +255,7 @@ fn what_was_decided_just_before_the_end_of_a_generation_is_not_run_any_more() {
         splits: None,
         submitted: None,
         allocator: None,
-        called_back: None,
+        _called_back: None,
     };
     let op = Op::Allreduce {
         op: ReduceOp::Sum,

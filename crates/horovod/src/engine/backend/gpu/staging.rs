@@ -262,7 +262,7 @@ impl StagingPlan {
             splits: entry.splits,
             submitted: None,
             allocator: None,
-            called_back: None,
+            _called_back: None,
         };
         let entries = self.entries.into_iter();
         (work, entries.map(|planned| planned.map(entry)).collect())
