@@ -75,7 +75,7 @@ def steps(found: dict) -> list[str]:
     return lines
 
 
-def told(found: dict) -> list[str]:
+def summary(found: dict) -> list[str]:
     """A run in words."""
     return [
         f"{found['peer']}, {found['ranks']} ranks",
@@ -126,7 +126,7 @@ def attempt(peer: str, ranks: int, options: argparse.Namespace, env: dict[str, s
     except launch.PeerFailed as failure:
         print(failure, flush=True)
         return None
-    print("\n".join(told(found)), flush=True)
+    print("\n".join(summary(found)), flush=True)
     return found
 
 

@@ -39,7 +39,7 @@ def main(dist: Path) -> None:
     expect(len(names) == 1, f"expected one horovod_rs-*.whl in {dist}, found {names}")
     wheel = wheels[0]
     size = wheel.stat().st_size
-    say(f"{wheel.name}: {size / 1e6:.2f} MB")
+    report(f"{wheel.name}: {size / 1e6:.2f} MB")
     expect(size < MAX_WHEEL_BYTES, f"larger than {MAX_WHEEL_BYTES / 1e6:.0f} MB")
     expect("-abi3-" in wheel.name, "not an abi3 wheel")
     with tempfile.TemporaryDirectory(prefix="hvd-wheel-") as folder:
@@ -47,7 +47,7 @@ def main(dist: Path) -> None:
         check_installed(wheel, Path(folder))
     with tempfile.TemporaryDirectory(prefix="hvd-wheel-") as folder:
         check_both_distributions(dist, Path(folder))
-    say("wheel: all checks passed")
+    report("wheel: all checks passed")
 
 
 def check_binaries(wheel: Path, folder: Path) -> None:
@@ -73,7 +73,7 @@ def check_binaries(wheel: Path, folder: Path) -> None:
         symbols = output(["objdump", "--dynamic-syms", str(path)])
         versions = {tuple(map(int, v.split("."))) for v in re.findall(r"GLIBC_([\d.]+)", symbols)}
         newest = max(versions, default=(0,))
-        say(f"{path.name}: needs {', '.join(needed)}; glibc {'.'.join(map(str, newest))}")
+        report(f"{path.name}: needs {', '.join(needed)}; glibc {'.'.join(map(str, newest))}")
         if floor:
             allowed = (int(floor[1]), int(floor[2]))
             expect(newest <= allowed, f"{path.name} needs glibc {newest}, the tag says {allowed}")
@@ -106,12 +106,12 @@ def check_installed(wheel: Path, folder: Path) -> None:
     ours = sysconfig.get_path("purelib")
     theirs = next((home / "lib").glob("python*/site-packages"))
     (theirs / "borrowed.pth").write_text(ours + "\n")
-    say("with PyTorch:")
+    report("with PyTorch:")
     where = output(["python", "-c", "import horovod; print(horovod.__file__)"], env=env, cwd=folder)
     expect(where.startswith(str(home)), f"horovod was imported from {where}")
     run(["horovodrun", "--check-build"], env=env, cwd=folder)
     example = shutil.copytree(ROOT / "examples" / "demo", folder / "demo")
-    say("training the demo outside the repository:")
+    report("training the demo outside the repository:")
     run(["python", str(example / "run.py")], env=env, cwd=folder)
 
 
@@ -159,7 +159,7 @@ def files_of(package: str) -> dict[str, str | bytes]:
 
 def run(command: list[str], **kwargs: object) -> None:
     """Run a command, its output shown; end with its failure."""
-    say(f"$ {' '.join(command)}")
+    report(f"$ {' '.join(command)}")
     program = resolve(command, kwargs)
     code = subprocess.run(program, timeout=LIMIT_S, check=False, **kwargs).returncode  # type: ignore[call-overload]
     expect(code == 0, f"exit status {code}")
@@ -181,7 +181,7 @@ def resolve(command: list[str], kwargs: dict[str, object]) -> list[str]:
     return [shutil.which(command[0], path=path) or command[0], *command[1:]]
 
 
-def say(text: str) -> None:
+def report(text: str) -> None:
     """Print at once, in order with what the commands print."""
     print(text, flush=True)
 

@@ -53,7 +53,7 @@ def program(body: str, before: str = "") -> str:
     return _PRELUDE.format(before=before, folder=FOLDER) + body
 
 
-def said(job: harness.Job, rank: int) -> list[str]:
+def printed(job: harness.Job, rank: int) -> list[str]:
     """The texts of a rank, one text a call."""
     lines = [line.partition(f"rank {rank}: ") for line in job.stdout.splitlines()]
     return [text for before, found, text in lines if found and before in ("", f"[{rank}]<stdout>:")]

@@ -515,7 +515,7 @@ def wait(handle: int) -> Any:
     keep it alive, and the host does not wait: the current stream waits for the results. With
     `HOROVOD_ENABLE_ASYNC_COMPLETION=0` the host waits, too.
 
-    The operation's error is raised, on all its ranks alike: HorovodInternalError, whose attributes say which rank,
+    The operation's error is raised, on all its ranks alike: HorovodInternalError, whose attributes name the rank,
     host, cause, tensor and sides; ValueError.
     HorovodNotInitializedError if the job of the handle was left before anybody had waited.
     """

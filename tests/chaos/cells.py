@@ -11,7 +11,7 @@ from pathlib import Path
 import faults
 import ground
 import plan
-from history import faults_in, said
+from history import entries_of, faults_in
 
 import harness
 
@@ -117,7 +117,7 @@ class Run:
         self.job.assert_nothing_left()
         if self.ground:
             self.ground.assert_nothing_left()
-        wrong = faults_in(said(self.job))
+        wrong = faults_in(entries_of(self.job))
         assert not wrong, "\n".join([*wrong, self.job.report()])
 
     def _check_inside(self) -> None:
@@ -130,7 +130,7 @@ class Run:
             return
         self._let_it_end()
         code = self.job.wait()
-        ends = {s.pid: s.text for s in said(self.job)}
+        ends = {s.pid: s.text for s in entries_of(self.job)}
         last = [text for text in ends.values() if text.startswith(("ended with ", "shut down"))]
         is_killed = "signal=" in self.cell.inject
         assert len(last) == NP - is_killed or len(last) == NP, self.job.report()
@@ -176,7 +176,7 @@ class Run:
         self.job.wait_for(f"at {self.cell.phase} |")
         if self.cell.phase == "init":
             self.job.wait_for("begins |", count=NP - 1)
-        (victim,) = [s.pid for s in said(self.job) if s.text == f"at {self.cell.phase}"]
+        (victim,) = [s.pid for s in entries_of(self.job) if s.text == f"at {self.cell.phase}"]
         others = [pid for pid in self.workers() if pid != victim]
         launcher = self.job.process.pid
         return faults.Scene(self.folder, victim, others, launcher, self.wire)
@@ -198,7 +198,9 @@ class Run:
         count = 1
         while True:
             count = max(count, len(self.job.wait_for(text, count=count)))
-            ranks = {s.text.split(",")[0] for s in said(self.job) if s.at > at and text in s.text}
+            ranks = {
+                s.text.split(",")[0] for s in entries_of(self.job) if s.at > at and text in s.text
+            }
             if len(ranks) == int(text.split()[2].rstrip(":")):
                 return
             count += 1
@@ -213,7 +215,7 @@ class Run:
             self._some_commits_since(struck_at)
         self._let_it_end()
         self.job.succeed()
-        ends = [s.pid for s in said(self.job) if s.text == "shut down"]
+        ends = [s.pid for s in entries_of(self.job) if s.text == "shut down"]
         assert scene.pid in ends, f"the struck rank has not come to its end\n{self.job.report()}"
         assert len(ends) == NP, self.job.report()
 
@@ -229,7 +231,9 @@ class Run:
         count = NP
         while True:
             count = max(count, len(self.job.wait_for("committed ", count=count)))
-            since = [s for s in said(self.job) if s.at > at and s.text.startswith("committed ")]
+            since = [
+                s for s in entries_of(self.job) if s.at > at and s.text.startswith("committed ")
+            ]
             if len(since) >= NP:
                 return
             count += NP - len(since)
@@ -239,10 +243,12 @@ class Run:
         count = 1
         while True:
             count = max(count, len(self.job.wait_for("committed ", count=count)))
-            rounds = [s.at for s in said(self.job) if s.at > struck_at and "round of" in s.text]
+            rounds = [
+                s.at for s in entries_of(self.job) if s.at > struck_at and "round of" in s.text
+            ]
             if rounds and any(
                 s.at > rounds[0] and s.pid != scene.pid and s.text.startswith("committed")
-                for s in said(self.job)
+                for s in entries_of(self.job)
             ):
                 return
             count += 1
@@ -257,7 +263,7 @@ class Run:
             self.job.wait_for("ended with ", count=NP - 1)
             fault.undo(scene)
         self.job.fail()
-        ended = {s.pid: s.text for s in said(self.job) if s.text.startswith("ended with ")}
+        ended = {s.pid: s.text for s in entries_of(self.job) if s.text.startswith("ended with ")}
         for pid in who:
             text = ended.get(pid, "")
             wanted = (
@@ -270,6 +276,6 @@ class Run:
     def _is_blamed(self, scene: faults.Scene, fault: faults.Fault, struck_at: float) -> None:
         del fault, struck_at
         assert self.job.fail() == 137, self.job.report()
-        ends = {s.pid for s in said(self.job) if s.text.startswith("done at step")}
+        ends = {s.pid for s in entries_of(self.job) if s.text.startswith("done at step")}
         assert ends >= {scene.pid}, self.job.report()
         assert len(ends) == NP, self.job.report()

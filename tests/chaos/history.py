@@ -18,7 +18,7 @@ _DONE = re.compile(r"done at step (\d+) with (\w+)")
 
 
 @dataclass(frozen=True)
-class Said:
+class Entry:
     text: str
     pid: int
     at: float
@@ -45,17 +45,17 @@ class Said:
         return None
 
 
-def parse(lines: Iterable[str]) -> list[Said]:
+def parse(lines: Iterable[str]) -> list[Entry]:
     found = [_LINE.match(line) for line in lines]
-    return sorted((Said(m[1], int(m[2]), float(m[3])) for m in found if m), key=lambda s: s.at)
+    return sorted((Entry(m[1], int(m[2]), float(m[3])) for m in found if m), key=lambda s: s.at)
 
 
-def said(job: harness.Job) -> list[Said]:
+def entries_of(job: harness.Job) -> list[Entry]:
     """All that ranks have said so far."""
     return parse(job.stdout.splitlines())
 
 
-def faults_in(entries: Sequence[Said]) -> list[str]:
+def faults_in(entries: Sequence[Entry]) -> list[str]:
     """Violations: a committed step that a later round has not, weights other than those of the undisturbed run."""
     wrong = []
     committed = 0

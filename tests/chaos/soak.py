@@ -76,8 +76,8 @@ class Soak:
         self.dice = random.Random(args.seed)
         self.ground = ground.Ground() if args.where == "hosts" else None
         self.fates: list[Fate] = []
-        self.entries: list[history.Said] = []
-        self.begun: list[history.Said] = []
+        self.entries: list[history.Entry] = []
+        self.begun: list[history.Entry] = []
         """Of these, the beginnings of rounds, the oldest first."""
         self._read = 0
         np = args.np
@@ -121,7 +121,7 @@ class Soak:
             if now > due + STALL_MAX_S:
                 raise AssertionError(f"nobody to do something to\n{self.tail()}")
             time.sleep(0.05)
-            self._look()
+            self._poll()
         struck = time.monotonic()
         self._until(lambda: any(e.at > struck and e.committed for e in self.entries[-200:]))
         self._until(lambda: len(self._present()) == self.args.np)
@@ -129,7 +129,7 @@ class Soak:
         self.job.succeed()
         if self.ground:
             self.ground.assert_nothing_left()
-        self._look()
+        self._poll()
 
     def close(self) -> None:
         self.job.close()
@@ -158,7 +158,7 @@ class Soak:
             until = fate.at + lasts
             while time.monotonic() < until:
                 time.sleep(0.05)
-                self._look()
+                self._poll()
             undo(scene)
         fate.undone = time.monotonic()
         self.fates.append(fate)
@@ -170,7 +170,7 @@ class Soak:
 
     # -- what is known
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         with self.job._changed:
             lines, self._read = self.job._lines[self._read :], len(self.job._lines)
         new = history.parse(line for name, line in lines if name == "out")
@@ -187,7 +187,7 @@ class Soak:
     def _until(self, is_so) -> None:
         while not is_so():
             time.sleep(0.05)
-            self._look()
+            self._poll()
             if time.monotonic() > self.job.deadline:
                 raise AssertionError(f"time limit reached\n{self.tail()}")
 

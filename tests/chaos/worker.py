@@ -41,7 +41,7 @@ COMMIT_EVERY = 3
 CODES = {"float64": 8, "float32": 7, "int64": 5}
 
 
-def say(text: str) -> None:
+def note(text: str) -> None:
     print(f"{text} | {os.getpid()} {time.monotonic():.6f}", flush=True)
 
 
@@ -77,9 +77,9 @@ def wait_here(phase: str, *, victim: bool) -> None:
     if phase == PHASE and victim and first_to("happened"):
         # Opened before the test hears of it, which may let nothing more be opened.
         with (FOLDER / "gate").open("rb", buffering=0) as gate:
-            say(f"at {phase}")
+            note(f"at {phase}")
             gate.read(1)
-        say("released")
+        note("released")
 
 
 # -- collective operations, with numpy and nothing else
@@ -181,7 +181,7 @@ def again_and_again(operation) -> None:
         operation(CELL["length"])
         rounds += 1
         if rounds == 3 and is_victim() and first_to("happened"):
-            say(f"at {PHASE}")
+            note(f"at {PHASE}")
         if agreed(is_there("released"), "is released"):
             return
 
@@ -247,7 +247,7 @@ def begin_again() -> None:
 
 def train(state: State) -> None:
     rank, size = _core.rank(), _core.size()
-    say(f"round of {size}: rank {rank}, step {state.step} with {model.digest(state.weights)}")
+    note(f"round of {size}: rank {rank}, step {state.step} with {model.digest(state.weights)}")
     while True:
         if state.step == MIDDLE:
             middle()
@@ -258,7 +258,7 @@ def train(state: State) -> None:
         time.sleep(CELL["pause_s"])  # a step takes time; newcomers need some of it to be there
         if state.step % COMMIT_EVERY == 0:
             state.commit()
-            say(f"committed {state.step} with {model.digest(state.weights)}")
+            note(f"committed {state.step} with {model.digest(state.weights)}")
             if agreed(is_there("stop"), "is over"):
                 return
 
@@ -273,24 +273,24 @@ def middle() -> None:
     if PHASE == "reset" and _core.rank() == _core.size() - 1 and first_to("first loss"):
         os.kill(os.getpid(), signal.SIGKILL)
     if PHASE.startswith("growth") and _core.rank() == 0 and first_to("grows"):
-        say("may grow")
+        note("may grow")
 
 
 def main() -> None:
     be_traced()
     guessed = int(os.environ["HOROVOD_RANK"])
     wait_here("init", victim=guessed == CELL["victim"])
-    say("begins")
+    note("begins")
     basics.init()
     state = with_torch() if TORCH else State()
     if _core.is_elastic():
         elastic.run_fn(train, begin_again)(state)
     else:
         train(state)
-    say(f"done at step {state.step} with {model.digest(state.weights)}")
+    note(f"done at step {state.step} with {model.digest(state.weights)}")
     wait_here("shutdown", victim=is_victim())
     basics.shutdown()
-    say("shut down")
+    note("shut down")
 
 
 if CELL["elastic"]:
@@ -301,5 +301,5 @@ else:
     try:
         main()
     except (HorovodInternalError, ValueError) as error:
-        say(f"ended with {type(error).__name__}: {error}")
+        note(f"ended with {type(error).__name__}: {error}")
         sys.exit(3)

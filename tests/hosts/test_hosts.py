@@ -287,9 +287,9 @@ def test_killed_rank_is_named_with_its_host_everywhere(victim, fan_out, launch, 
     assert code == 137
     host = "host-b" if victim > 1 else "host-a"
     for line in caught:
-        said = line.split("caught:")[1]
-        assert re.search(rf"rank {victim}\b", said)
-        assert host in said
+        printed = line.split("caught:")[1]
+        assert re.search(rf"rank {victim}\b", printed)
+        assert host in printed
     assert re.search(
         rf"horovodrun: rank {victim} on host {host} was killed by signal 9", job.stderr
     )
@@ -329,8 +329,8 @@ def test_ssh_is_as_patient_as_the_ranks(seconds, launch, script) -> None:
     [words] = [words for words in lines if words and Path(words[0]).name == "ssh"]
     # The options that ssh itself derives, whatever else it is configured with.
     asked = [words[0], "-G", *words[1 : words.index("--")], "host-b"]
-    said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-    settings = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
+    printed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    settings = dict(line.split(" ", 1) for line in printed.splitlines() if " " in line)
     limit = int(settings["serveraliveinterval"]) * int(settings["serveralivecountmax"])
     # 0 is for ever, for both.
     assert limit == 0 if seconds == "0" else limit >= 300
@@ -352,7 +352,7 @@ def test_interrupt_ends_ranks_on_all_hosts(launch, script) -> None:
     assert job.fail() == 130
 
 
-WORK_UNTIL_TOLD = """
+WORK_UNTIL_STOPPED = """
 import os, sys
 import numpy as np
 import horovod.numpy as hvd
@@ -374,7 +374,7 @@ def test_garbage_from_the_network_does_no_harm(
     launch, script, net, jobs, tmp_path, pytestconfig
 ) -> None:
     stop = tmp_path / "stop"
-    job = launch([sys.executable, script(WORK_UNTIL_TOLD), stop])
+    job = launch([sys.executable, script(WORK_UNTIL_STOPPED), stop])
     job.wait_for("working", count=4)
     first, second = net.hosts
     members = set(job.members()) | {job.process.pid}

@@ -160,16 +160,16 @@ def test_ranks_without_a_launcher_say_themselves_what_they_tried(net, jobs, scri
     finally:
         second.restore_routes()
     there, here = (job.stdout for job in started)
-    said = "rank 1 on host-b cannot connect to rank 0, where all ranks meet"
+    cause = "rank 1 on host-b cannot connect to rank 0, where all ranks meet"
     assert (
-        f"rank 1 caught ValueError: Horovod initialization failed. the job could not be set up: {said}"
+        f"rank 1 caught ValueError: Horovod initialization failed. the job could not be set up: {cause}"
         in here
     )
     tried = rf"\(tried {first.address}:29600: no answer in time"
     assert re.search(tried, here), here
     assert f"`horovodrun --doctor -H {first.address},host-b`" in here
     # Before that it has warned, in case that whoever started it ends it first.
-    assert re.search(rf"not connected yet, trying for \d s more: {said}", started[1].stderr)
+    assert re.search(rf"not connected yet, trying for \d s more: {cause}", started[1].stderr)
     assert "1 of 2 ranks did not register" in there
     assert "says in its own output what it tried" in there
 

@@ -62,33 +62,33 @@ class Training:
         return weights
 
     @property
-    def held(self) -> tuple[object, ...]:
+    def contents(self) -> tuple[object, ...]:
         """All that a step changes."""
         return self._weights, self._momenta, self.sampler.state_dict()
 
-    @held.setter
-    def held(self, held: tuple[object, ...]) -> None:
-        self._weights, self._momenta, progress = held
+    @contents.setter
+    def contents(self, contents: tuple[object, ...]) -> None:
+        self._weights, self._momenta, progress = contents
         self.sampler.load_state_dict(progress)
 
 
 class State(ObjectState):
     def __init__(self, training: Training, **kwargs: object) -> None:
         self._training = training
-        super().__init__(hvd.broadcast_object, hvd.rank, held=training.held, **kwargs)
+        super().__init__(hvd.broadcast_object, hvd.rank, contents=training.contents, **kwargs)
 
     def save(self) -> None:
-        self.held = self._training.held
+        self.contents = self._training.contents
         super().save()
 
     def restore(self) -> None:
         super().restore()
-        self._training.held = self.held
+        self._training.contents = self.contents
 
     def sync(self) -> None:
-        self.held = self._training.held
+        self.contents = self._training.contents
         super().sync()
-        self._training.held = self.held
+        self._training.contents = self.contents
 
     def reset(self) -> None:
         super().reset()

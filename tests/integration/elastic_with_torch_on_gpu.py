@@ -30,9 +30,9 @@ class Training(elastic_with_torch.Training):
     def __init__(self, samples: int) -> None:
         self.gpu = hvd.local_rank()
         super().__init__(samples)
-        atexit.register(self._say_the_end)
+        atexit.register(self._note_the_end)
 
-    def _say_the_end(self) -> None:
+    def _note_the_end(self) -> None:
         hvd.shutdown()
         made = count("ncclCommInitRankConfig")
         print(f"GPU {self.gpu}: {made} communicators, violations {violations()}", flush=True)

@@ -39,11 +39,11 @@ def happens(mishap: str) -> bool:
         (FOLDER / mishap.replace(" ", "-")).touch(exist_ok=False)
     except FileExistsError:
         return False
-    say(f"now: {mishap}")
+    note(f"now: {mishap}")
     return True
 
 
-def say(text: str) -> None:
+def note(text: str) -> None:
     print(text, flush=True)
 
 
@@ -58,16 +58,16 @@ class Watched(framework.State):
         is_newcomer = self.step == 0 and (FOLDER / "last-rank-dies").exists()
         if is_newcomer and happens("newcomer dies in sync"):
             die()
-        say(f"sync in process {os.getpid()}")
+        note(f"sync in process {os.getpid()}")
         super().sync()
 
     def restore(self) -> None:
-        say(f"restore in process {os.getpid()}")
+        note(f"restore in process {os.getpid()}")
         super().restore()
 
     def reset(self) -> None:
         super().reset()
-        say(f"reset in process {os.getpid()}")
+        note(f"reset in process {os.getpid()}")
 
 
 hvd.init()
@@ -91,7 +91,7 @@ def check_weights(state: Watched) -> None:
 @elastic.run
 def train(state: Watched) -> int:
     rank, size = hvd.rank(), hvd.size()
-    say(f"generation of {size}: rank {rank} is process {os.getpid()}, step {state.step}")
+    note(f"generation of {size}: rank {rank} is process {os.getpid()}, step {state.step}")
     assert (os.environ["HOROVOD_RANK"], os.environ["HOROVOD_SIZE"]) == (str(rank), str(size))
     fresh = state.step
     had_its_death = (FOLDER / "rank-0-dies").exists()
@@ -126,10 +126,10 @@ def train(state: Watched) -> int:
 
 state = Watched(training, step=0, seen=[], is_over=False, start=training.weights())
 state.register_reset_callbacks(
-    [lambda: say(f"first callback in process {os.getpid()}, rank {hvd.rank()} of {hvd.size()}")]
+    [lambda: note(f"first callback in process {os.getpid()}, rank {hvd.rank()} of {hvd.size()}")]
 )
-state.register_reset_callbacks([lambda: say(f"second callback in process {os.getpid()}")])
+state.register_reset_callbacks([lambda: note(f"second callback in process {os.getpid()}")])
 assert train(state) == state.step
 check_weights(state)
 weights = b"".join(array.tobytes() for array in training.weights())
-say(f"done at step {state.step} with {hashlib.sha256(weights).hexdigest()}")
+note(f"done at step {state.step} with {hashlib.sha256(weights).hexdigest()}")

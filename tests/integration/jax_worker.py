@@ -23,7 +23,7 @@ MIDDLE = 5
 ROWS = 256
 
 
-def say(text: str) -> None:
+def note(text: str) -> None:
     print(text, flush=True)
 
 
@@ -32,7 +32,7 @@ def die_once() -> None:
         (FOLDER / "killed").touch(exist_ok=False)
     except FileExistsError:
         return
-    say("now: the last rank dies")
+    note("now: the last rank dies")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -67,7 +67,7 @@ params = jax.tree.map(lambda p: p + os.getpid(), start()) if hvd.rank() else sta
 
 @hvd.elastic.run
 def train(state):
-    say(f"generation of {hvd.size()} from step {state.step}")
+    note(f"generation of {hvd.size()} from step {state.step}")
     while state.step < STEPS:
         if state.step == MIDDLE and hvd.rank() == hvd.size() - 1:
             die_once()
@@ -82,7 +82,7 @@ if "elastic" in sys.argv:
     want = undisturbed()
     for name, value in state.params.items():
         assert np.array_equal(value, want[name]), f"{name} is not that of an undisturbed run"
-    say(f"done with {hvd.size()} ranks")
+    note(f"done with {hvd.size()} ranks")
 else:
     params = hvd.broadcast_parameters(params, 0)
     opt_state = tx.init(params)
@@ -93,5 +93,5 @@ else:
             params, opt_state = step(params, opt_state, number)
             jax.block_until_ready(params)
     except (RuntimeError, ValueError) as error:
-        say(f"rank {hvd.rank()} got {type(error).__name__}: {error}")
+        note(f"rank {hvd.rank()} got {type(error).__name__}: {error}")
         raise

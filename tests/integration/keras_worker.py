@@ -22,7 +22,7 @@ STEPS, EPOCHS = 6, 3
 DEADLY = STEPS + 3  # a step inside the second epoch
 
 
-def say(text):
+def note(text):
     print(text, flush=True)
 
 
@@ -63,7 +63,7 @@ model.compile(optimizer=optimizer, loss="mse")
 
 
 def fit(step, epochs, *callbacks):
-    say(f"rank {hvd.rank()} of {hvd.size()} goes on from step {step}")
+    note(f"rank {hvd.rank()} of {hvd.size()} goes on from step {step}")
     model.fit(
         samples(step),
         steps_per_epoch=STEPS,
@@ -79,7 +79,7 @@ def plain():
     try:
         fit(0, 1000, Killer(0))
     except Exception as error:
-        say(f"rank {hvd.rank()} caught {type(error).__name__}: {error}; {error.__context__}")
+        note(f"rank {hvd.rank()} caught {type(error).__name__}: {error}; {error.__context__}")
         sys.exit(3)
 
 
@@ -104,5 +104,5 @@ else:
     train(state)
     values = [*model.weights, *optimizer.variables]
     data = b"".join(np.asarray(keras.ops.convert_to_numpy(v.value)).tobytes() for v in values)
-    say(f"done after {int(keras.ops.convert_to_numpy(optimizer.iterations))} steps: ")
-    say(f"result {state.epoch} {state.batch} {hashlib.sha256(data).hexdigest()}")
+    note(f"done after {int(keras.ops.convert_to_numpy(optimizer.iterations))} steps: ")
+    note(f"result {state.epoch} {state.batch} {hashlib.sha256(data).hexdigest()}")

@@ -36,9 +36,9 @@ def test_the_rank_that_skips_init_is_blamed_at_once(jobs, tmp_path: Path, absent
     blamed = f"rank {absent} on host localhost exited with code 0 without calling hvd.init()"
     assert f"horovodrun: {blamed}" in job.stderr, job.report()
     assert "nothing to do here" in job.stderr
-    told = f"rank {absent} on localhost exited with code 0 without calling hvd.init()"
+    expected = f"rank {absent} on localhost exited with code 0 without calling hvd.init()"
     assert "told: " in job.stdout, job.report()
-    assert f"the job could not be set up: {told}" in job.stdout, job.report()
+    assert f"the job could not be set up: {expected}" in job.stdout, job.report()
 
 
 def test_ranks_that_all_end_without_init_are_no_failure(jobs, tmp_path: Path) -> None:

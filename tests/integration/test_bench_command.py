@@ -107,18 +107,18 @@ def test_json_can_be_all_of_the_output():
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "verdict"),
     [
         (["-d", "float8"], "argument -d/--dtype: unknown: 'float8'"),
         (["--process-set", "0,2"], "--process-set names rank 2, the job has 2 ranks"),
         (["-r", "2"], "--root 2 does not take part"),
     ],
 )
-def test_one_rank_says_what_is_wrong_with_the_command_line(words, says):
+def test_one_rank_says_what_is_wrong_with_the_command_line(words, verdict):
     job = run(2, *words, code=2)
 
     ranks = [
-        line.split(">:")[0] for line in job.stderr.splitlines() if says in line and ">:" in line
+        line.split(">:")[0] for line in job.stderr.splitlines() if verdict in line and ">:" in line
     ]
     assert ranks == ["[0]<stderr"], job.report()
     assert "Traceback" not in job.stderr

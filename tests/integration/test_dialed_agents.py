@@ -20,14 +20,14 @@ import pytest
 
 import harness
 import strangers
-from horovod.runner.agents import Invitation, attend, run_on_agents
+from horovod.runner.agents import Invitation, run_on_agents, serve_as_agent
 
 TASK = """
 import os, sys
-from horovod.runner.agents import Invitation, attend
+from horovod.runner.agents import Invitation, serve_as_agent
 invitation = Invitation(tuple(os.environ.pop("ADDRESSES").split(",")), os.environ.pop("KEY"))
 index, attempt = map(int, sys.argv[1:])
-sys.exit(attend(invitation, index=index, attempt=attempt, environment={"OF_TASK": str(index)}))
+sys.exit(serve_as_agent(invitation, index=index, attempt=attempt, environment={"OF_TASK": str(index)}))
 """
 
 
@@ -239,10 +239,10 @@ def test_another_key_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     tasks = Processes(1, key="0" * 64)
     with pytest.raises(RuntimeError, match="0 of 1 tasks have come"):
         run(print, tasks=tasks, num_proc=1, start_timeout=15, network_interfaces=["lo"])
-    said = capfd.readouterr().err
-    assert tasks.statuses == [1], said
-    assert "task 0 cannot reach the launcher" in said
-    assert "0000000000" not in said
+    printed = capfd.readouterr().err
+    assert tasks.statuses == [1], printed
+    assert "task 0 cannot reach the launcher" in printed
+    assert "0000000000" not in printed
 
 
 def test_what_hinders_the_tasks_is_raised_at_once() -> None:
@@ -329,7 +329,7 @@ def test_an_agent_without_a_launcher_says_so(capfd: pytest.CaptureFixture[str]) 
     invitation = Invitation(("nowhere",), "0" * 64)
     assert "000000" not in repr(invitation)
     assert dataclasses.astuple(invitation) == (("nowhere",), "0" * 64, False)
-    assert in_time(lambda: attend(invitation, index=0)) == 1
+    assert in_time(lambda: serve_as_agent(invitation, index=0)) == 1
     assert 'addresses: "nowhere" is not ip:port' in capfd.readouterr().err
 
 

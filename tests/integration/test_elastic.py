@@ -70,7 +70,7 @@ def training(jobs, tmp_path):
 
 
 LOST = ["restore", "reset", "first callback", "second callback", "sync", "generation"]
-TOLD = ["reset", "first callback", "second callback", "sync", "generation"]
+AFTER_A_CHANGE = ["reset", "first callback", "second callback", "sync", "generation"]
 
 
 def test_a_rank_that_dies_is_replaced_and_nothing_committed_is_lost(training) -> None:
@@ -88,7 +88,14 @@ def test_a_rank_that_dies_is_replaced_and_nothing_committed_is_lost(training) ->
     job = run.finish(2)
 
     assert "now: newcomer dies in sync" in job.stdout
-    assert run.of(first[0]) == ["sync", "generation", *LOST, *TOLD[:4], *LOST, *TOLD]
+    assert run.of(first[0]) == [
+        "sync",
+        "generation",
+        *LOST,
+        *AFTER_A_CHANGE[:4],
+        *LOST,
+        *AFTER_A_CHANGE,
+    ]
     assert run.of(again[1]) == ["sync", "generation"]
     assert "was killed by signal 9" in job.stderr
 
@@ -122,8 +129,8 @@ def test_a_host_that_is_added_gets_the_state_and_nothing_goes_back(training) -> 
 
     # Those who start together are let in together, unless one takes much longer.
     assert run.of(first[0]) in (
-        ["sync", "generation", *TOLD],
-        ["sync", "generation", *TOLD, *TOLD],
+        ["sync", "generation", *AFTER_A_CHANGE],
+        ["sync", "generation", *AFTER_A_CHANGE, *AFTER_A_CHANGE],
     )
     assert run.of(grown[2]) == ["sync", "generation"]
 

@@ -28,7 +28,7 @@ def run(
     """The output of ranks 0 and 1, one text a call, and the standard error of the job, which has to end well."""
     path = script(program(AGAIN + body, before))
     job = jobs(harness.python(2, path, env=env)).succeed()
-    first, second = (gpu_double.said(job, rank) for rank in range(2))
+    first, second = (gpu_double.printed(job, rank) for rank in range(2))
     assert len(first) == len(second), job.report()
     return (first, second), job.stderr
 
@@ -66,22 +66,22 @@ OTHER_LIBRARIES = pytest.mark.thorough(
 )
 def test_a_driver_that_cannot_be_used(case, jobs, script) -> None:
     settings, *texts = NO_DRIVERS[case]
-    said, _ = run(jobs, script, ONES, environment(f"devices=2,{settings}"))
-    for of in said:
+    printed, _ = run(jobs, script, ONES, environment(f"devices=2,{settings}"))
+    for of in printed:
         assert len(of) == len(ALL)
-        for told in of:
-            assert told.startswith("HorovodInternalError: "), told
-            assert all(text in told for text in texts), told
+        for line in of:
+            assert line.startswith("HorovodInternalError: "), line
+            assert all(text in line for text in texts), line
 
 
 def test_a_driver_that_is_not_found(jobs, script) -> None:
     hide = 'os.environ["HOROVOD_CUDA_LIBRARY"] = "/nowhere/libcuda.so.1"\n'
-    said, _ = run(jobs, script, hide + ONES, environment())
-    everything = [*said[0], *said[1]]
+    printed, _ = run(jobs, script, hide + ONES, environment())
+    everything = [*printed[0], *printed[1]]
     assert len(everything) == 2 * len(ALL)
-    for told in everything:
-        assert "libcuda.so.1 could not be loaded; tried /nowhere/libcuda.so.1: " in told, told
-        assert "Install NVIDIA's driver" in told, told
+    for line in everything:
+        assert "libcuda.so.1 could not be loaded; tried /nowhere/libcuda.so.1: " in line, line
+        assert "Install NVIDIA's driver" in line, line
 
 
 def test_a_driver_that_one_rank_does_not_find(jobs, script) -> None:
@@ -99,9 +99,9 @@ with OnGpu():
     job = jobs(harness.python(2, script(program(hide + body)), env=environment()))
     assert job.fail() == 1
     assert "HorovodInternalError: libcuda.so.1 could not be loaded" in job.stderr, job.report()
-    [said] = gpu_double.said(job, 0)
-    assert said.startswith("HorovodInternalError: "), job.report()
-    assert "rank 1" in said, job.report()
+    [printed] = gpu_double.printed(job, 0)
+    assert printed.startswith("HorovodInternalError: "), job.report()
+    assert "rank 1" in printed, job.report()
 
 
 # -- NCCL
@@ -169,8 +169,8 @@ def test_nccl_that_cannot_be_used(case, jobs, script) -> None:
     """Where it was demanded that is an error, else one warning."""
     before, double, texts = OBSTACLES[case]
     body = late(before) + TWICE.format(operations=["NCCL", None])
-    said, stderr = run(jobs, script, body, environment(double), early(before))
-    for demanded, staged in said:
+    printed, stderr = run(jobs, script, body, environment(double), early(before))
+    for demanded, staged in printed:
         assert "HOROVOD_GPU_OPERATIONS=NCCL, but NCCL cannot be used" in demanded, demanded
         assert all(text in demanded for text in texts), demanded
         assert staged == str(([2.0] * 4, 0, []))
@@ -180,16 +180,16 @@ def test_nccl_that_cannot_be_used(case, jobs, script) -> None:
 
 def test_mpi_is_host_memory_and_says_so_once(jobs, script) -> None:
     body = TWICE.format(operations=["MPI"])
-    said, stderr = run(jobs, script, body, environment("devices=2,seed=3"))
-    assert said == ([str(([2.0] * 4, 0, []))],) * 2
+    printed, stderr = run(jobs, script, body, environment("devices=2,seed=3"))
+    assert printed == ([str(([2.0] * 4, 0, []))],) * 2
     [line] = [line for line in stderr.splitlines() if "go through host memory" in line]
     assert "HOROVOD_GPU_OPERATIONS=MPI: there is no MPI here" in line
 
 
 def test_two_ranks_on_one_gpu_that_ask_for_it(jobs, script) -> None:
     env = environment(BOTH_ON_ONE, NCCL_MULTI_RANK_GPU_ENABLE="1")
-    said, stderr = run(jobs, script, TWICE.format(operations=["NCCL"]), env)
-    assert said == ([str(([2.0] * 4, 2, []))],) * 2
+    printed, stderr = run(jobs, script, TWICE.format(operations=["NCCL"]), env)
+    assert printed == ([str(([2.0] * 4, 2, []))],) * 2
     assert "host memory" not in stderr
 
 
@@ -252,13 +252,13 @@ RECEIVED = ("a result of 32 bytes: ", RESULT[1])
 def test_memory_that_one_rank_does_not_have(jobs, script) -> None:
     """All ranks are told which, how much was wanted, and what to do."""
     body = "from contextlib import contextmanager\n" + OUT_OF_MEMORY
-    said, _ = run(jobs, script, body, environment("devices=2"))
+    printed, _ = run(jobs, script, body, environment("devices=2"))
     expected = [ON_GPU, PINNED, RESULT, RESULT, RECEIVED, RECEIVED]
-    for of in said:
-        for told, texts in zip(of, expected, strict=True):
-            assert told.startswith("HorovodInternalError: "), told
-            assert "rank 1 on localhost" in told, told
-            assert all(text in told for text in texts), told
+    for of in printed:
+        for line, texts in zip(of, expected, strict=True):
+            assert line.startswith("HorovodInternalError: "), line
+            assert "rank 1 on localhost" in line, line
+            assert all(text in line for text in texts), line
 
 
 # -- forks
@@ -282,9 +282,9 @@ with OnGpu():
 
 
 def test_a_forked_child_that_uses_the_gpu(jobs, script) -> None:
-    said, _ = run(jobs, script, FORK, environment("devices=2"))
-    for of in said:
+    printed, _ = run(jobs, script, FORK, environment("devices=2"))
+    for of in printed:
         assert len(of) == 2
-        for told in of:
-            assert "fork" in told, told
-            assert "spawn" in told, told
+        for line in of:
+            assert "fork" in line, line
+            assert "spawn" in line, line

@@ -122,11 +122,11 @@ LIBRARIES = {
 
 @pytest.mark.parametrize("case", LIBRARIES)
 def test_what_this_installation_finds(case, jobs) -> None:
-    env, double, mark, *told = LIBRARIES[case]
+    env, double, mark, *expected = LIBRARIES[case]
     command = [harness.HOROVODRUN, "--check-build", "--verbose"]
     job = jobs(harness.Job(command, env=gpu_double.environment(double, None, **env))).succeed()
     assert f"\n    [{mark}] NCCL\n" in job.stdout
     assert f" was {'NOT ' if mark == ' ' else ''}built with NCCL.\n" in job.stdout
-    for name, text in told:
+    for name, text in expected:
         [line] = [line for line in job.stdout.splitlines() if text in line]
         assert name in line.partition(" is not built in but found when it is needed: ")[0], line

@@ -39,13 +39,13 @@ def test_a_rank_that_is_killed_while_operations_are_under_way_on_gpus(script, jo
     env = environment("devices=3,seed=3,never=2")
     job = jobs(harness.python(3, script(program(DIES)), env=env))
     job.wait_for(": process ", count=3)
-    os.kill(int(gpu_double.said(job, 1)[0].split()[-1]), signal.SIGKILL)
+    os.kill(int(gpu_double.printed(job, 1)[0].split()[-1]), signal.SIGKILL)
     job.fail()
     for rank in (0, 2):
-        _, wait, call, broken = gpu_double.said(job, rank)
-        for told in (wait, call):
-            assert told.startswith("blames 1 on localhost: "), job.report()
-            assert "rank 1 on localhost: killed by signal 9" in told, job.report()
+        _, wait, call, broken = gpu_double.printed(job, rank)
+        for line in (wait, call):
+            assert line.startswith("blames 1 on localhost: "), job.report()
+            assert "rank 1 on localhost: killed by signal 9" in line, job.report()
         assert broken == "[]"
 
 
@@ -132,7 +132,7 @@ def test_a_process_that_has_lost_its_gpu_is_replaced_in_elastic_jobs(
     assert "cannot use the GPU any more" in job.stderr, job.report()
     assert "This process ends, for CUDA's context is lost (error 700): only another" in job.stderr
     for rank in range(2):
-        assert gpu_double.said(job, rank) == ["trained by 2"], job.report()
+        assert gpu_double.printed(job, rank) == ["trained by 2"], job.report()
 
 
 # Code at the end of the process stands for any wait for the GPU there.
@@ -150,7 +150,7 @@ DIES_AFTER_IT = """
 
 
 @pytest.mark.parametrize(
-    ("ranks", "faults", "told"),
+    ("ranks", "faults", "line"),
     [
         (2, "fail=ncclAllReduce:1:2", r"10 s after NCCL was aborted, with \S+ .*"),
         # A third keeps the training's state.
@@ -164,7 +164,7 @@ DIES_AFTER_IT = """
     ids=["an operation fails", "another rank dies"],
 )
 def test_a_process_whose_gpu_hangs_in_an_abort_is_replaced_in_elastic_jobs(
-    ranks, faults, told, script, jobs, tmp_path: Path
+    ranks, faults, line, script, jobs, tmp_path: Path
 ) -> None:
     """NCCL's issues 549, 863, 1013: `ncclCommAbort` never returns."""
     mark = tmp_path / "mark"
@@ -176,6 +176,6 @@ def test_a_process_whose_gpu_hangs_in_an_abort_is_replaced_in_elastic_jobs(
     command = [sys.executable, script(program(body))]
     options = ("--min-np", f"{ranks}", "--max-np", f"{ranks}", "-H", f"localhost:{ranks}")
     job = jobs(harness.horovodrun(ranks, command, *options, env=env)).succeed()
-    told = f"This process ends, for GPU 1 has not come to rest {told}: only another one"
-    assert re.search(told, job.stderr), job.report()
+    line = f"This process ends, for GPU 1 has not come to rest {line}: only another one"
+    assert re.search(line, job.stderr), job.report()
     assert job.stdout.count(f": trained by {ranks}") == ranks, job.report()

@@ -57,10 +57,10 @@ def test_a_wait_for_a_gpu_that_never_ends_can_be_interrupted(
     job = jobs(harness.python(2, script(SCRIPT), wait, env=env))
     pid = int(job.wait_for("waits ", count=2)[0].split()[-1])
 
-    count, told = 0, "too early"
-    while "too early" in told:
+    count, line = 0, "too early"
+    while "too early" in line:
         os.kill(pid, signal.SIGINT)
         count += 1
-        told = job.wait_for("interrupted", count=count)[-1]
+        line = job.wait_for("interrupted", count=count)[-1]
 
     assert job.fail() == 7

@@ -24,7 +24,7 @@ with OnGpu(), current_device(rank):
     ours, its = on_gpu(torch.ones(4), rank), on_gpu(torch.ones(4), rank)
 
     # On another stream, at the same time.
-    with current.held():
+    with current.paused():
         hvd.synchronize(hvd.allreduce_async_(ours, op=hvd.Sum, name="at the same time"))
         other.all_reduce_(its, side)
     say(kinds())
@@ -50,7 +50,7 @@ def test_two_users_of_nccl_that_nobody_orders(script, jobs) -> None:
     job = jobs(harness.python(2, script(program(BODY)), env=env))
     job.wait()
     for rank in range(2):
-        together, apart, rest = gpu_double.said(job, rank)
+        together, apart, rest = gpu_double.printed(job, rank)
         # The ends of both depend on how much of the GPU each kernel wants: a real one may hang here already.
         assert ast.literal_eval(together) == ["launch order", "threads"]
         for text in (

@@ -88,7 +88,7 @@ if rank == 0:
 def run(jobs, script, env: dict[str, str], before: str = "", body: str = SUMS):
     job = jobs(harness.python(2, script(gpu_double.program(body, before)), env=env))
     job.succeed()
-    return [gpu_double.said(job, rank) for rank in range(2)], job.stderr
+    return [gpu_double.printed(job, rank) for rank in range(2)], job.stderr
 
 
 SUMMED = ["[1.5, 1.5, 1.5, 1.5]", "[3.0, 3.0, 3.0, 3.0]"]
@@ -104,36 +104,36 @@ def test_hosts_of_both_kinds_go_through_host_memory(rocm, jobs, script) -> None:
 
 def test_hosts_of_both_kinds_where_nccl_is_demanded(rocm, jobs, script) -> None:
     env = environment(rocm, HOROVOD_GPU_OPERATIONS="NCCL")
-    said, _ = run(jobs, script, env, MIXED)
-    for told in said[0][:2] + said[1][:2]:
-        assert told.startswith("ValueError: HOROVOD_GPU_OPERATIONS=NCCL, but NCCL cannot"), told
-        assert "one of ROCm" in told
+    printed, _ = run(jobs, script, env, MIXED)
+    for line in printed[0][:2] + printed[1][:2]:
+        assert line.startswith("ValueError: HOROVOD_GPU_OPERATIONS=NCCL, but NCCL cannot"), line
+        assert "one of ROCm" in line
 
 
 def test_a_compiler_that_fails_on_one_rank_is_known_on_all(rocm, jobs, script) -> None:
     fails = 'if rank == 1: os.environ["GPU_DOUBLE"] += ",fail=hiprtcCompileProgram:1+:6"\n'
-    said, errors = run(jobs, script, environment(rocm), fails)
-    assert [of[:2] for of in said] == [SUMMED, SUMMED]
+    printed, errors = run(jobs, script, environment(rocm), fails)
+    assert [of[:2] for of in printed] == [SUMMED, SUMMED]
     pattern = r"through host memory.*rank 1 .*hiprtcCompileProgram failed with"
     assert re.search(pattern, " ".join(errors.split())), errors
 
 
 def test_a_gpu_that_is_not_there(rocm, jobs, script) -> None:
-    said, _ = run(jobs, script, environment(rocm, "no_device"))
-    for told in said[0][:2] + said[1][:2]:
-        assert told.startswith("HorovodInternalError: "), told
-        assert "hipInit failed with hipErrorNoDevice" in told
-        assert "HIP_VISIBLE_DEVICES" in told
+    printed, _ = run(jobs, script, environment(rocm, "no_device"))
+    for line in printed[0][:2] + printed[1][:2]:
+        assert line.startswith("HorovodInternalError: "), line
+        assert "hipInit failed with hipErrorNoDevice" in line
+        assert "HIP_VISIBLE_DEVICES" in line
 
 
 def test_where_cuda_is_nothing_of_amds_is_opened(rocm, jobs, script) -> None:
-    look = """
+    body = """
 say([hvd.rocm_built(), hvd.cuda_built(), hvd.nccl_built() > 0])
 say("libamdhip64" in open("/proc/self/maps").read())
 """
     env = gpu_double.environment(HOROVOD_ROCM_HOME=rocm)
-    said, _ = run(jobs, script, env, body=look)
-    assert said == [["[False, True, True]", "False"]] * 2
+    printed, _ = run(jobs, script, env, body=body)
+    assert printed == [["[False, True, True]", "False"]] * 2
 
 
 def test_what_was_found_is_told(rocm, jobs) -> None:

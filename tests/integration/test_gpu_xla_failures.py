@@ -85,13 +85,13 @@ def test_a_rank_that_dies(when, script, jobs) -> None:
     job.fail()
 
     if when == "before":
-        told = [r"the call \(2\): HorovodInternalError: .*rank 1"]
+        expected = [r"the call \(2\): HorovodInternalError: .*rank 1"]
     else:
-        told = [
+        expected = [
             r"the wait \(None\): .*rank 1",
             r"the next call \(2\): HorovodInternalError: .*rank 1",
         ]
-    for words in told:
+    for words in expected:
         assert re.search(words, job.stdout), job.report()
     assert "violations: []" in job.stdout, job.report()
 
@@ -114,5 +114,5 @@ def test_a_setting_has_the_call_wait_for_the_gpu(script, jobs) -> None:
     }
     job = jobs(harness.python(2, script(HOST_WAITS), env=env))
     job.wait()
-    told = re.findall(r"the call \(2\): HorovodInternalError: .*", job.stdout)
-    assert len(told) == 2, job.report()
+    expected = re.findall(r"the call \(2\): HorovodInternalError: .*", job.stdout)
+    assert len(expected) == 2, job.report()

@@ -203,8 +203,8 @@ def test_variables_of_the_originals_build_are_said_to_have_no_effect() -> None:
         assert done.stdout.startswith("Horovod v")
         return done.stderr
 
-    said = complaint(HOROVOD_WITH_MPI="1", HOROVOD_NCCL_LINK="STATIC")
-    assert "note: HOROVOD_NCCL_LINK, HOROVOD_WITH_MPI have no effect: nothing is built" in said
+    printed = complaint(HOROVOD_WITH_MPI="1", HOROVOD_NCCL_LINK="STATIC")
+    assert "note: HOROVOD_NCCL_LINK, HOROVOD_WITH_MPI have no effect: nothing is built" in printed
     assert "no effect" not in complaint(HOROVOD_CYCLE_TIME="1", HOROVOD_GPU_OPERATIONS="NCCL")
 
 

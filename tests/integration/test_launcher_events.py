@@ -16,27 +16,27 @@ import harness
 
 def events_of(*words: str, on_event=lambda process, event: None) -> list[dict[str, object]]:
     """Run it to its end and return all of them."""
-    told, telling = os.pipe()
+    readable, writable = os.pipe()
     env = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(harness.NOT_HANDED_DOWN)
     }
-    env |= {"OMP_NUM_THREADS": "1", "HOROVODRUN_EVENTS_FD": str(telling)}
+    env |= {"OMP_NUM_THREADS": "1", "HOROVODRUN_EVENTS_FD": str(writable)}
     process = subprocess.Popen(
         [harness.HOROVODRUN, *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=env,
-        pass_fds=[telling],
+        pass_fds=[writable],
     )
-    os.close(telling)
+    os.close(writable)
     limit = threading.Timer(harness.LIMIT_S, process.kill)
     limit.start()
     events = []
     try:
-        with open(told) as lines:
+        with open(readable) as lines:
             for line in lines:
                 events.append(json.loads(line))
                 on_event(process, events[-1])
@@ -111,20 +111,20 @@ def test_ranks_have_neither_the_descriptor_nor_its_number() -> None:
     script = (
         'test -z "$HOROVODRUN_EVENTS_FD" && ! ls -l /proc/$$/fd /proc/$PPID/fd | grep -F "$PIPE"'
     )
-    told, telling = os.pipe()
+    readable, writable = os.pipe()
     try:
-        pipe = os.readlink(f"/proc/self/fd/{telling}")
-        env = dict(os.environ, PIPE=pipe, HOROVODRUN_EVENTS_FD=str(telling))
+        pipe = os.readlink(f"/proc/self/fd/{writable}")
+        env = dict(os.environ, PIPE=pipe, HOROVODRUN_EVENTS_FD=str(writable))
         subprocess.run(
             [harness.HOROVODRUN, "-np", "1", "sh", "-c", script],
             env=env,
-            pass_fds=[telling],
+            pass_fds=[writable],
             check=True,
             timeout=harness.LIMIT_S,
         )
     finally:
-        os.close(telling)
-        os.close(told)
+        os.close(writable)
+        os.close(readable)
 
 
 def test_an_elastic_job_tells_of_every_worker_and_round() -> None:

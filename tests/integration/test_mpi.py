@@ -38,7 +38,7 @@ subcomm = MPI.COMM_WORLD.Split(color=MPI.COMM_WORLD.rank % 2,
 hvd.init(comm=subcomm)
 """
 # The output of each rank, in one piece.
-SAYS = """
+PRINT = """
 import os
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
@@ -66,7 +66,7 @@ def one_mpi() -> Mpi:
     pytest.skip("; ".join(reasons))
 
 
-def said(job: harness.Job) -> list[str]:
+def printed(job: harness.Job) -> list[str]:
     """The lines that the ranks of a job printed, sorted."""
     return sorted(
         line[line.index("says ") + 5 :] for line in job.stdout.splitlines() if "says " in line
@@ -81,13 +81,13 @@ FEWER = pytest.mark.thorough(
 @pytest.mark.parametrize("np", [*(pytest.param(np, marks=FEWER) for np in (1, 2)), 3, 4])
 def test_the_scripts_of_the_documentation(mpi: Mpi, np: int, script, jobs) -> None:
     both = (
-        SAYS + README + "say('says', 'readme', hvd.rank(), hvd.size())\nhvd.shutdown()\n" + SUBCOMM
+        PRINT + README + "say('says', 'readme', hvd.rank(), hvd.size())\nhvd.shutdown()\n" + SUBCOMM
     )
     both += "world = MPI.COMM_WORLD.rank\nsay('says', 'split', world, hvd.rank(), hvd.size())\n"
     job = jobs(mpi.python(np, script(both.format(framework="numpy"))))
     job.succeed()
     halves = [len(range(world % 2, np, 2)) for world in range(np)]
-    assert said(job) == sorted(
+    assert printed(job) == sorted(
         [f"readme {rank} {np}" for rank in range(np)]
         + [f"split {world} {world // 2} {halves[world]}" for world in range(np)]
     ), job.report()
@@ -98,14 +98,14 @@ def test_the_scripts_with_every_framework(framework: str, one_mpi: Mpi, script, 
     module = framework.split(".")[0]
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"not installed: {module}")
-    text = README + "hvd.shutdown()\n" + SUBCOMM + SAYS + "say('says', hvd.rank(), hvd.size())\n"
+    text = README + "hvd.shutdown()\n" + SUBCOMM + PRINT + "say('says', hvd.rank(), hvd.size())\n"
     job = jobs(one_mpi.python(2, script(text.format(framework=framework))))
     job.succeed()
-    assert said(job) == ["0 1", "0 1"], job.report()
+    assert printed(job) == ["0 1", "0 1"], job.report()
 
 
 WORK = (
-    SAYS
+    PRINT
     + """
 import numpy as np
 import horovod.numpy as hvd
@@ -136,7 +136,7 @@ def test_keys_that_permute_the_order(mpi: Mpi, script, jobs) -> None:
     job = jobs(mpi.python(3, script(PERMUTED)))
     job.succeed()
     lines = [f"{world} {2 - world} 3 {2 - world} 3 1 6" for world in range(3)]
-    assert said(job) == sorted(lines * 2), job.report()
+    assert printed(job) == sorted(lines * 2), job.report()
 
 
 def test_processes_that_share_no_memory_need_no_setting(mpi: Mpi, script, jobs) -> None:
@@ -147,7 +147,7 @@ def test_processes_that_share_no_memory_need_no_setting(mpi: Mpi, script, jobs) 
     job = jobs(mpi.start(3, "unshare", "-m", sys.executable, script(PERMUTED)))
     job.succeed()
     lines = [f"{world} {2 - world} 3 0 1 3 6" for world in range(3)]
-    assert said(job) == sorted(lines * 2), job.report()
+    assert printed(job) == sorted(lines * 2), job.report()
 
 
 LISTS = (
@@ -176,7 +176,7 @@ def test_lists_of_ranks(mpi: Mpi, script, jobs) -> None:
         total = sum(rank + 1 for rank in ranks)
         expected += [f"{world} is {at} of {ranks} {total}" for at, world in enumerate(ranks)]
         expected += [f"{world} outside {ranks}" for world in range(3) if world not in ranks]
-    assert said(job) == sorted(expected), job.report()
+    assert printed(job) == sorted(expected), job.report()
 
 
 SETS = (
@@ -211,7 +211,7 @@ else:
 def test_process_sets_of_communicators(mpi: Mpi, script, jobs) -> None:
     job = jobs(mpi.python(3, script(SETS)))
     job.succeed()
-    assert said(job) == sorted(
+    assert printed(job) == sorted(
         [
             "0 1 [0, 2] 0 4 3 True",
             "1 2 [1] 0 2 3 False",
@@ -235,7 +235,7 @@ except ValueError as error:
     )
     job = jobs(one_mpi.python(2, script(text)))
     job.succeed()
-    assert said(job) == ["True", "True"], job.report()
+    assert printed(job) == ["True", "True"], job.report()
 
 
 LEVELS = (
@@ -257,13 +257,13 @@ def test_any_thread_level_at_which_a_process_may_have_threads(
 ) -> None:
     job = jobs(mpi.python(2, script(LEVELS.format(level=level))))
     job.succeed()
-    assert said(job) == [f"2 {level == 'multiple'} 3"] * 2, job.report()
+    assert printed(job) == [f"2 {level == 'multiple'} 3"] * 2, job.report()
 
 
 def refused(job: harness.Job, np: int, *texts: str) -> None:
     """Every rank got an error with these texts, in time."""
     job.succeed()
-    lines = said(job)
+    lines = printed(job)
     assert len(lines) == np, job.report()
     for text in texts:
         assert all(re.search(text, line) for line in lines), job.report()
@@ -313,7 +313,7 @@ else:
     )
     job = jobs(mpi.python(3, script(text)))
     job.succeed()
-    assert said(job) == ["0 0 2 3", "1 1 2 3", "2 True"], job.report()
+    assert printed(job) == ["0 0 2 3", "1 1 2 3", "2 True"], job.report()
 
 
 def test_a_freed_communicator(one_mpi: Mpi, script, jobs) -> None:
@@ -348,7 +348,7 @@ else:
     )
     job = jobs(mpi.python(2, script(text), HOROVOD_GLOO_TIMEOUT_SECONDS="1"))
     job.wait_for("says ")
-    (line,) = said(job)
+    (line,) = printed(job)
     assert "not all 2 processes of the communicator" in line, job.report()
     assert "an earlier call with this communicator was given up" in line, job.report()
     assert "HOROVOD_GLOO_TIMEOUT_SECONDS" in line
@@ -394,7 +394,7 @@ say("says", total(), "ab" * 32 in repr(told))
     )
     job = jobs(one_mpi.python(2, script(text), HOROVOD_JOB_KEY="ab" * 32))
     job.succeed()
-    assert said(job) == ["3 False", "3 False"], job.report()
+    assert printed(job) == ["3 False", "3 False"], job.report()
 
 
 def test_under_horovodrun_mpi_explains_itself(one_mpi: Mpi, script, jobs) -> None:
@@ -409,17 +409,17 @@ hvd.shutdown()
     )
     job = jobs(harness.python(2, script(text), env=one_mpi.env))
     job.succeed()
-    lines = said(job)
+    lines = printed(job)
     assert lines.count("False") == 2, job.report()
-    told = [line for line in lines if line != "False"]
-    assert len(told) == 2, job.report()
+    refused = [line for line in lines if line != "False"]
+    assert len(refused) == 2, job.report()
     for text in (
         "MPI.COMM_WORLD has 1 process",
         "horovodrun started 2",
         "HOROVOD_SIZE=2",
         "mpirun",
     ):
-        assert all(text in line for line in told), job.report()
+        assert all(text in line for line in refused), job.report()
 
 
 def test_another_mpi_than_the_launchers(script, jobs) -> None:
@@ -434,7 +434,7 @@ def test_another_mpi_than_the_launchers(script, jobs) -> None:
     )
     texts = ("COMM_WORLD has 1 process", "PMI_SIZE=2", "MPI4PY_LIBMPI", "Open MPI v")
     refused(jobs(launcher.python(2, script(tries("hvd.init(world)")), **env)), 2, *texts)
-    asks = SAYS + "import horovod.numpy as hvd\nhvd.init()\n"
+    asks = PRINT + "import horovod.numpy as hvd\nhvd.init()\n"
     asks += TRIES.format(call="hvd.mpi_threads_supported()")
     refused(jobs(launcher.python(2, script(asks), **env)), 2, *texts)
 
@@ -442,7 +442,7 @@ def test_another_mpi_than_the_launchers(script, jobs) -> None:
 def test_mpi_that_is_not_running(one_mpi: Mpi, script, jobs) -> None:
     off = "import mpi4py\nmpi4py.rc.initialize = False\nfrom mpi4py import MPI\nimport horovod.numpy as hvd\n"
     job = jobs(
-        one_mpi.python(1, script(SAYS + off + TRIES.format(call="hvd.init(MPI.COMM_WORLD)")))
+        one_mpi.python(1, script(PRINT + off + TRIES.format(call="hvd.init(MPI.COMM_WORLD)")))
     )
     refused(job, 1, r"MPI is not initialized", "MPI4PY_RC_INITIALIZE")
 
@@ -458,12 +458,12 @@ def test_without_a_launcher_the_world_is_one_process(mpi: Mpi, script, jobs) -> 
     )
     job = jobs(harness.Job([sys.executable, script(text)], env=env))
     job.succeed()
-    assert said(job) == ["1 True 1"] * 2, job.report()
+    assert printed(job) == ["1 True 1"] * 2, job.report()
 
 
 def test_mpi4py_is_imported_after_init(mpi: Mpi, script, jobs) -> None:
     text = (
-        SAYS
+        PRINT
         + """
 import horovod.numpy as hvd
 hvd.init()
@@ -473,7 +473,7 @@ say("says", MPI.COMM_WORLD.allreduce(hvd.rank()), hvd.size() == MPI.COMM_WORLD.s
     )
     job = jobs(mpi.python(3, script(text)))
     job.succeed()
-    assert said(job) == ["3 True"] * 3, job.report()
+    assert printed(job) == ["3 True"] * 3, job.report()
 
 
 def test_no_communicator_is_named_for_what_it_is(one_mpi: Mpi, script, jobs) -> None:

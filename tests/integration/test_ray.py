@@ -430,13 +430,13 @@ def test_an_elastic_job_replaces_a_killed_actor(tmp_path: Path) -> None:
     executor.start()
     killer = threading.Thread(target=kill_one, args=[tmp_path])
     killer.start()
-    heard: list[Any] = []
-    results = executor.run(learn_elastically, args=[tmp_path], callbacks=[heard.append])
+    received: list[Any] = []
+    results = executor.run(learn_elastically, args=[tmp_path], callbacks=[received.append])
     killer.join()
     executor.shutdown()
     assert [result[1:] for result in results] == [(0, 2), (1, 2)]
     assert results[0][0] == results[1][0] >= 20
-    assert heard[0] == {"batch": 5}
+    assert received[0] == {"batch": 5}
     wait_until(lambda: ray.available_resources().get("CPU") == 4.0, "4 free CPUs")
 
 

@@ -127,5 +127,5 @@ def test_what_the_table_says(framework: str, jobs, tmp_path: Path) -> None:
     words = json.dumps([first, [*gone, *work]])
     env = {"KERAS_BACKEND": "tensorflow"}
     job = jobs(harness.Job([sys.executable, "-c", PROGRAM, words], cwd=tmp_path, env=env)).succeed()
-    said = dict(json.loads(line) for line in re.findall(r"CALL (.*)", job.stdout))
-    assert said == {**gone, **dict.fromkeys(work, "")}
+    outcome = dict(json.loads(line) for line in re.findall(r"CALL (.*)", job.stdout))
+    assert outcome == {**gone, **dict.fromkeys(work, "")}

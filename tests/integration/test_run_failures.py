@@ -33,10 +33,10 @@ def test_other_ranks_hear_that_the_function_of_a_rank_has_failed(how: str) -> No
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.raises(RuntimeError) as caught:
         horovod.run(work, (how,), num_proc=2)
-    told = out.getvalue()
-    assert "rank 0 was told" in told
-    assert "the script of rank 1 has ended with an exception" in told, told
-    assert "hvd.join()" not in told
+    printed = out.getvalue()
+    assert "rank 0 was told" in printed
+    assert "the script of rank 1 has ended with an exception" in printed, printed
+    assert "hvd.join()" not in printed
     assert ("no such column" if how == "raises" else "sys.exit(3)") in str(caught.value)
 
 
@@ -46,7 +46,7 @@ def test_the_error_of_a_function_names_its_file_and_line() -> None:
 
     with contextlib.redirect_stdout(io.StringIO()), pytest.raises(RuntimeError) as caught:
         horovod.run(work, num_proc=1)
-    told, code = str(caught.value.__cause__), work.__code__
-    assert f'File "{code.co_filename}", line {code.co_firstlineno + 1}, in work' in told
-    assert "<dynamic-code>" not in told
-    assert 'for word in ("1", "two")' in told, "the line itself, where the file is there"
+    printed, code = str(caught.value.__cause__), work.__code__
+    assert f'File "{code.co_filename}", line {code.co_firstlineno + 1}, in work' in printed
+    assert "<dynamic-code>" not in printed
+    assert 'for word in ("1", "two")' in printed, "the line itself, where the file is there"

@@ -38,7 +38,7 @@ def needs(*programs: str) -> str:
     pytest.skip(f"not installed: {' or '.join(programs)}")
 
 
-def said(text: str) -> list[str]:
+def printed(text: str) -> list[str]:
     """The lines that ranks printed, without what launchers put before them."""
     return [line[line.index("rank ") :] for line in text.splitlines() if "rank " in line]
 
@@ -46,7 +46,7 @@ def said(text: str) -> list[str]:
 def check(job: harness.Job) -> None:
     """All three ranks met twice, and nothing is left."""
     job.succeed()
-    lines = said(job.stdout)
+    lines = printed(job.stdout)
     assert sorted(lines) == sorted([*RANKS, *RANKS]), job.report()
     # The file through which they met is gone, its folder empty and private.
     for folder in job.folder.glob("horovod-*"):
@@ -135,7 +135,7 @@ def pods(jobs, path: Path, env: dict[str, str], **each: list[str]) -> list[harne
 
 def check_pods(started: list[harness.Job]) -> None:
     text = "\n".join(job.succeed().stdout for job in started)
-    assert sorted(said(text)) == sorted([*RANKS, *RANKS])
+    assert sorted(printed(text)) == sorted([*RANKS, *RANKS])
 
 
 INDEXES = ["0", "1", "2"]
@@ -205,7 +205,7 @@ def test_an_operators_pods_without_local_rank(script, jobs, port) -> None:
         harness.Job([sys.executable, script(INIT)], env={**env, "RANK": "1", "HOROVOD_SIZE": "1"})
     )
     job.succeed()
-    assert said(job.stdout) == ["rank 0"]
+    assert printed(job.stdout) == ["rank 0"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import harness
 import strangers
 
 # The ranks work until told to stop; what they share is full of one byte that is found nowhere else.
-WORK_UNTIL_TOLD = """
+WORK_UNTIL_STOPPED = """
 import os, sys
 import numpy as np
 import horovod.numpy as hvd
@@ -32,7 +32,7 @@ while not stop:
 """
 
 # Tries, as whoever runs it, everything by which a process shows its inside; prints what it could read.
-LOOK = """
+PROGRAM = """
 import json, os, sys
 
 if user := int(sys.argv[1]):
@@ -90,7 +90,7 @@ NOBODY = 65534
 def job(script, jobs, tmp_path: Path):
     """A job of two ranks at work: the job, its key, and the file that ends it."""
     stop = tmp_path / "stop"
-    job = jobs(harness.python(2, script(WORK_UNTIL_TOLD), str(stop)))
+    job = jobs(harness.python(2, script(WORK_UNTIL_STOPPED), str(stop)))
     key = job.wait_for("working", count=2)[0].split()[-1]
     assert re.fullmatch("[0-9a-f]{64}", key)
     yield job, key
@@ -98,8 +98,8 @@ def job(script, jobs, tmp_path: Path):
     job.succeed()
 
 
-def _look(user: int, pids: list[int]) -> dict[str, list[str]]:
-    words = [sys.executable, "-I", "-c", LOOK, str(user), *map(str, pids)]
+def _inspect(user: int, pids: list[int]) -> dict[str, list[str]]:
+    words = [sys.executable, "-I", "-c", PROGRAM, str(user), *map(str, pids)]
     done = subprocess.run(
         words, capture_output=True, text=True, check=True, timeout=harness.LIMIT_S
     )
@@ -112,8 +112,8 @@ def test_another_user_of_the_host_sees_command_lines_and_nothing_else(job) -> No
     pids = job.members()
     assert len(pids) >= 3
 
-    own = _look(0, pids)
-    other = _look(NOBODY, pids)
+    own = _inspect(0, pids)
+    other = _inspect(NOBODY, pids)
 
     # The attempts are real: whoever may look finds something, the key and the shared memory too.
     assert key in "".join(own["environment"])
@@ -140,9 +140,9 @@ def test_strangers_fill_no_log(job) -> None:
             with strangers.connect(place) as connection:
                 connection.sendall(b"horovod" if attempt % 2 else b"GET / HTTP/1.1\r\n\r\n")
     # That somebody knocks is told, with the address, by the launcher too: its rendezvous is one of the places.
-    told = "horovodrun: warning: closed a connection that is not part of the job"
-    line = job.wait_for(told)[0]
-    assert re.match(re.escape(told) + r" \(from=127\.0\.0\.1:\d+, why=", line), line
+    warning = "horovodrun: warning: closed a connection that is not part of the job"
+    line = job.wait_for(warning)[0]
+    assert re.match(re.escape(warning) + r" \(from=127\.0\.0\.1:\d+, why=", line), line
     lines = job.stderr.splitlines()[before:]
     assert len(lines) < 20, lines
 
@@ -150,10 +150,10 @@ def test_strangers_fill_no_log(job) -> None:
 def test_how_much_the_launcher_tells_of_strangers_is_a_setting(
     script, jobs, tmp_path: Path
 ) -> None:
-    for level, is_told in (("ERROR", False), ("WARNING", True)):
+    for level, is_shown in (("ERROR", False), ("WARNING", True)):
         stop = tmp_path / level
         words = [harness.HOROVODRUN, "-np", "1", "--log-level", level, sys.executable]
-        job = jobs(harness.Job([*words, script(WORK_UNTIL_TOLD), str(stop)]))
+        job = jobs(harness.Job([*words, script(WORK_UNTIL_STOPPED), str(stop)]))
         job.wait_for("working")
         [place] = strangers.listening([job.process.pid])
         with strangers.connect(place) as connection:
@@ -162,7 +162,7 @@ def test_how_much_the_launcher_tells_of_strangers_is_a_setting(
             assert connection.recv(1) == b""
         stop.touch()
         job.succeed()
-        assert ("not part of the job" in job.stderr) == is_told, job.report()
+        assert ("not part of the job" in job.stderr) == is_shown, job.report()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT RUN: only root can act as another user")

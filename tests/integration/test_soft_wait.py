@@ -179,7 +179,7 @@ KINDS = {
     ),
 }
 # Which ranks are told to go on, and what for.
-TOLD = {
+ENDED_EARLY = {
     "skipped": (lambda n: range(n - 1), "metric"),
     "other side": (lambda n: range(1, n), "loss"),
     "uneven": (lambda n: range(1), "first"),
@@ -195,15 +195,15 @@ def program(*kinds: str) -> str:
 
 def warned(job: harness.Job, kind: str) -> Counter[str]:
     """How often each rank has said in the script of this kind that its gradients are not reduced."""
-    said: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     present: dict[str, str] = {}
     for line in job.stderr.splitlines():
         if match := re.match(r"\[(\d+)\]<stderr>:begins: (.*)", line):
             present[match[1]] = match[2]
         elif WARNING in line:
             rank = re.search(r"\[(\d+)\]", line)[1]
-            said[rank] += present[rank] == kind
-    return +said
+            counts[rank] += present[rank] == kind
+    return +counts
 
 
 ON_TWO = pytest.mark.thorough(
@@ -233,13 +233,13 @@ def test_scripts_of_the_original_go_on_and_are_told_once(all_kinds, kind) -> Non
     for rank in range(size):
         assert f"{kind}: rank {rank} has {values}\n" in job.stdout + "\n", job.report()
     assert "stood still" not in job.stderr, job.report()
-    said = warned(job, kind)
-    if kind not in TOLD:
+    counts = warned(job, kind)
+    if kind not in ENDED_EARLY:
         # Two optimizers each; which rank is to go on depends on who came first.
-        assert 1 <= max(said.values(), default=0) <= 2, job.report()
+        assert 1 <= max(counts.values(), default=0) <= 2, job.report()
         return
-    ranks, name = TOLD[kind]
-    assert said == {str(rank): 1 for rank in ranks(size)}, job.report()
+    ranks, name = ENDED_EARLY[kind]
+    assert counts == {str(rank): 1 for rank in ranks(size)}, job.report()
     missing = f"waits for allreduce.{kind}.{name}, which this rank has not called yet"
     assert missing in job.stderr, job.report()
 

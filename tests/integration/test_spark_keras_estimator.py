@@ -274,9 +274,9 @@ def test_a_callback_tells_the_driver(spark: Any, capsys: pytest.CaptureFixture[s
 
     assert HorovodRunner(np=2).run(main) == 2
     lines = capsys.readouterr().out.splitlines()
-    told = [line.split(",")[0].split(" in ")[0] for line in lines]
+    shown = [line.split(",")[0].split(" in ")[0] for line in lines]
     batches = ["batch 1/2", "batch 2/2"]
-    assert told == [
+    assert shown == [
         *(f"epoch 1/2 {batch}" for batch in batches),
         "epoch 1/2",
         *(f"epoch 2/2 {batch}" for batch in batches),

@@ -63,7 +63,7 @@ def test_ranks_that_wait_for_each_other_in_a_circle_end_with_the_report(script, 
     assert re.fullmatch(rf"horovod-stall-{re.escape(path.name)}-\d+-0\.txt", file.name)
 
 
-HELD_UP = """
+LATE_RANK = """
 import os, pathlib, signal, sys, time
 import numpy as np
 import horovod.numpy as hvd
@@ -105,7 +105,7 @@ def test_ranks_that_compute_wait_or_are_stopped_are_told_apart_and_may_still_com
 ) -> None:
     go, pipe = tmp_path / "go", tmp_path / "pipe"
     os.mkfifo(pipe)
-    path = script(HELD_UP)
+    path = script(LATE_RANK)
     job = jobs(harness.python(4, path, str(go), str(pipe), env=SOON))
     (stopped,) = job.wait_for("rank 3 is process")
 

@@ -11,7 +11,7 @@ import harness
 import strangers
 
 # Checks every result until the test says stop; memory is printed at the end.
-WORK_UNTIL_TOLD = """
+WORK_UNTIL_STOPPED = """
 import os, resource, sys
 import numpy as np
 import horovod.numpy as hvd
@@ -36,7 +36,7 @@ print(f"all right, peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxr
 def busy(script, jobs, tmp_path: Path):
     """A job of two ranks at work, and the file that ends it."""
     stop = tmp_path / "stop"
-    job = jobs(harness.python(2, script(WORK_UNTIL_TOLD), str(stop)))
+    job = jobs(harness.python(2, script(WORK_UNTIL_STOPPED), str(stop)))
     job.wait_for("working", count=2)
     return job, stop
 

@@ -49,8 +49,8 @@ def test_each_rank_gets_its_share_of_the_cores(elastic, script, jobs) -> None:
     words = [*elastic, "-np", "2", "-H", "localhost:2"]
     job = bound(script, jobs, words, {})
     assert shown(job) == [["1"] * 4] * 2
-    said = [line for line in job.stderr.splitlines() if "OMP_NUM_THREADS" in line]
-    assert said == [
+    printed = [line for line in job.stderr.splitlines() if "OMP_NUM_THREADS" in line]
+    assert printed == [
         "horovodrun: note: 1 thread for each rank (1 core for 2 ranks on localhost): OMP_NUM_THREADS was not set; "
         "set it for another number"
     ]
@@ -81,7 +81,7 @@ def test_init_advises_where_another_launcher_has_set_nothing(script, jobs, tmp_p
     folder = tmp_path / "shared"
     folder.mkdir()
 
-    def said(**more: str) -> str:
+    def printed(**more: str) -> str:
         env: dict[str, str | None] = {
             **UNSET,
             "HOROVOD_RENDEZVOUS_DIR": str(folder),
@@ -95,8 +95,8 @@ def test_init_advises_where_another_launcher_has_set_nothing(script, jobs, tmp_p
 
     # Two ranks that may run everywhere, once per host. Bound ones look as if somebody had seen to it.
     if 2 * len(os.sched_getaffinity(0)) > (os.cpu_count() or 1):
-        assert said().count("OMP_NUM_THREADS is not set") == 1
-    assert "OMP_NUM_THREADS is not set" not in said(MKL_NUM_THREADS="1")
+        assert printed().count("OMP_NUM_THREADS is not set") == 1
+    assert "OMP_NUM_THREADS is not set" not in printed(MKL_NUM_THREADS="1")
 
 
 # One thread watches all others of its rank while they reduce: what is set for a moment only is seen, too.
@@ -161,10 +161,10 @@ def test_a_rank_adds_one_thread_and_moves_none_but_the_one_that_waits(script, jo
     ranks = 4
     job = jobs(harness.python(ranks, script(WATCH), env={"OMP_NUM_THREADS": "1"}))
     job.succeed()
-    said = [line.split("<stdout>:")[1] for line in job.stdout.splitlines()]
-    assert said.count("added ['horovod-engine']") == ranks, job.report()
-    assert said.count("moved []") == ranks, job.report()
-    assert said.count("left []") == ranks, job.report()
+    printed = [line.split("<stdout>:")[1] for line in job.stdout.splitlines()]
+    assert printed.count("added ['horovod-engine']") == ranks, job.report()
+    assert printed.count("moved []") == ranks, job.report()
+    assert printed.count("left []") == ranks, job.report()
 
 
 @pytest.mark.parametrize("elastic", [False, True], ids=["fixed", "elastic"])

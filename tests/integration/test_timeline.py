@@ -72,10 +72,10 @@ def test_a_job_over_tcp_records_all_ranks(script, jobs, tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_said_once_and_training_goes_on(script, jobs) -> None:
     path = "/dev/full"
     job = jobs(harness.python(2, script(TRAIN), "50", env={"HOROVOD_TIMELINE": path})).succeed()
-    said = [line for line in job.stderr.splitlines() if "timeline" in line.lower()]
-    assert len(said) == 1, job.report()
-    assert path in said[0]
-    assert "Z: E " in said[0]
+    printed = [line for line in job.stderr.splitlines() if "timeline" in line.lower()]
+    assert len(printed) == 1, job.report()
+    assert path in printed[0]
+    assert "Z: E " in printed[0]
 
 
 def test_a_disk_that_fills_up_leaves_a_valid_file(script, jobs, tmp_path: Path) -> None:
@@ -84,9 +84,9 @@ def test_a_disk_that_fills_up_leaves_a_valid_file(script, jobs, tmp_path: Path) 
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))"
     limited = TRAIN.replace("hvd.init()", f"hvd.init(); {limit}").replace("int(sys.argv[1])", "100")
     job = jobs(harness.python(2, script(limited), env={"HOROVOD_TIMELINE": str(path)})).succeed()
-    said = [line for line in job.stderr.splitlines() if "timeline" in line.lower()]
-    assert len(said) == 1, job.report()
-    assert "training goes on" in said[0]
+    printed = [line for line in job.stderr.splitlines() if "timeline" in line.lower()]
+    assert len(printed) == 1, job.report()
+    assert "training goes on" in printed[0]
     assert 100_000 < path.stat().st_size <= 200_000
     assert len(read(path)) > 500
 

@@ -129,9 +129,9 @@ def test_a_killed_rank_is_named_everywhere(victim: int, script, jobs) -> None:
     caught = job.wait_for(" caught: ", count=3)
     assert job.fail() == 128 + signal.SIGKILL
     for line in caught:
-        said = line.split(" caught: ")[1]
-        assert re.search(rf"rank {victim} on \S+: .*signal 9", said), line
-        assert socket.gethostname() in said or "localhost" in said
+        cause = line.split(" caught: ")[1]
+        assert re.search(rf"rank {victim} on \S+: .*signal 9", cause), line
+        assert socket.gethostname() in cause or "localhost" in cause
 
 
 STALL = (

@@ -296,8 +296,8 @@ def failed(
         print(f"    hung for {limit_s:.0f} s")
         return True
     if code in codes:
-        said = [line.strip() for line in lines if FAILED.match(line)]
-        print(f"    {(said or lines)[-1][:150]}")
+        printed = [line.strip() for line in lines if FAILED.match(line)]
+        print(f"    {(printed or lines)[-1][:150]}")
         return True
     if code != 0 or not any("passed" in line for line in lines):
         raise Unusable(f"{' '.join(map(str, command))} ended with {code}:\n{tail_of(lines)}")

@@ -25,7 +25,7 @@ def test_all_stands_for_everything():
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "verdict"),
     [
         (["allreduces"], "unknown collective 'allreduces'; known: allreduce, allgather"),
         (["-d", "float8"], "unknown: 'float8'; known: uint8"),
@@ -40,8 +40,8 @@ def test_all_stands_for_everything():
         (["--no-such"], "unrecognized arguments: --no-such"),
     ],
 )
-def test_mistakes_are_named(words, says):
-    with pytest.raises(UsageError, match=says.replace("(", r"\(")):
+def test_mistakes_are_named(words, verdict):
+    with pytest.raises(UsageError, match=verdict.replace("(", r"\(")):
         parse(words)
 
 

@@ -63,9 +63,9 @@ def test_a_module_of_the_originals_spark_says_what_to_use(name: str) -> None:
     ],
 )
 def test_a_module_of_the_originals_estimators_says_what_to_use(name: str, text: str) -> None:
-    told = _absent.advice(f"horovod.spark.{name}")
-    assert told is not None
-    assert re.search(rf"^horovod\.spark\.\S+ of the original .*{text}", told)
+    advice = _absent.advice(f"horovod.spark.{name}")
+    assert advice is not None
+    assert re.search(rf"^horovod\.spark\.\S+ of the original .*{text}", advice)
 
 
 def test_a_constant_of_the_originals_spark_says_what_to_use() -> None:

@@ -56,11 +56,11 @@ def test_sees_a_process_that_is_just_executing_its_program(jobs) -> None:
     job = jobs(harness.Job(["sh", "-c", begin, again]))
     # mkfifo is a process of the job, too.
     job.wait_for("begins")
-    looks = 0
+    polls = 0
     while "ready" not in job.stdout:
         assert job.members() == [job.process.pid], job.report()
-        looks += 1
-    assert looks > 0
+        polls += 1
+    assert polls > 0
     job.kill()
 
 

@@ -127,11 +127,11 @@ def test_no_error_names_a_page_that_is_not_installed() -> None:
     for file in harness.ROOT.glob("python/**/*.py"):
         tree = ast.parse(file.read_text())
         # A statement of a text alone is a docstring.
-        told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         texts = [
             node
             for node in ast.walk(tree)
-            if isinstance(node, ast.Constant) and id(node) not in told
+            if isinstance(node, ast.Constant) and id(node) not in docstrings
         ]
         wrong += [f"{file}: {node.value}" for node in texts if page.search(str(node.value))]
     for file in harness.ROOT.glob("crates/*/src/**/*.rs"):
@@ -206,9 +206,9 @@ def test_no_file_of_ours_is_taken_for_one_of_the_original() -> None:
 def test_files_of_the_original_are_noticed_at_import(copy: Path) -> None:
     assert imported(copy) == ""
     (copy / "horovod" / "runner" / "js_run.py").touch()
-    said = imported(copy)
-    assert f"mixed with those of horovod-rs in {copy}/horovod (runner/js_run.py" in said
-    assert "pip uninstall -y horovod horovod-rs" in said
+    printed = imported(copy)
+    assert f"mixed with those of horovod-rs in {copy}/horovod (runner/js_run.py" in printed
+    assert "pip uninstall -y horovod horovod-rs" in printed
 
 
 def test_check_build_and_doctor_name_a_mixed_installation(copy: Path) -> None:
@@ -221,12 +221,14 @@ def test_check_build_and_doctor_name_a_mixed_installation(copy: Path) -> None:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(copy)
         wheel.unlink()
-    said = outcome(copy, check)
-    assert f"mixed with another: the original Horovod 0.28.1 is installed, too, in {copy}" in said
-    assert f"-m pip install --find-links dist horovod-rs=={version}" in said
+    printed = outcome(copy, check)
+    assert (
+        f"mixed with another: the original Horovod 0.28.1 is installed, too, in {copy}" in printed
+    )
+    assert f"-m pip install --find-links dist horovod-rs=={version}" in printed
     (home / "torch" / "mpi_lib_v2.cpython-311-x86_64-linux-gnu.so").touch()
-    said = outcome(copy, check)
-    assert f"{home} holds files of the original Horovod: torch/mpi_lib_v2" in said
+    printed = outcome(copy, check)
+    assert f"{home} holds files of the original Horovod: torch/mpi_lib_v2" in printed
 
     info = copy / f"horovod-{version}.dist-info"
     info.mkdir()
@@ -237,9 +239,9 @@ def test_check_build_and_doctor_name_a_mixed_installation(copy: Path) -> None:
     (info / "RECORD").write_text(whole + "../../bin/horovodrun,sha256=x,5\n")
     assert "replaced or removed" not in outcome(copy, check)
     (info / "RECORD").write_text(whole + f"horovod/torch/__init__.py,sha256=x,{size + 1}\n")
-    said = outcome(copy, check)
-    assert f"files of horovod {version} in {copy} were replaced or removed" in said
-    assert "1, such as horovod/torch/__init__.py" in said
+    printed = outcome(copy, check)
+    assert f"files of horovod {version} in {copy} were replaced or removed" in printed
+    assert "1, such as horovod/torch/__init__.py" in printed
     done = subprocess.run(
         doctor,
         env={**os.environ, "PYTHONPATH": str(copy)},
@@ -249,5 +251,5 @@ def test_check_build_and_doctor_name_a_mixed_installation(copy: Path) -> None:
         check=False,
     )
     # Its lines are broken where they are full, which depends on the length of paths.
-    said = " ".join((done.stdout + done.stderr).split())
-    assert "has a mixed installation: the original Horovod 0.28.1" in said
+    printed = " ".join((done.stdout + done.stderr).split())
+    assert "has a mixed installation: the original Horovod 0.28.1" in printed

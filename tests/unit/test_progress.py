@@ -61,7 +61,7 @@ def recorders() -> list[Recorder]:
     return Recorder.all
 
 
-def said(rank: int, step: int, size: int = 2, epoch: int = 0, **values: float) -> Report:
+def report(rank: int, step: int, size: int = 2, epoch: int = 0, **values: float) -> Report:
     return Report(rank, size, step, 10, epoch, 3, values)
 
 
@@ -70,21 +70,21 @@ def test_the_slowest_rank_counts_and_is_named_when_it_is_late(recorders: list[Re
     bar = ProgressBar(clock=lambda: now, make=Recorder)
     bar.show()
     assert not recorders
-    bar.take(said(0, 4, epoch=1, loss=0.25))
-    bar.take(said(1, 2, epoch=1, loss=0.5))
+    bar.take(report(0, 4, epoch=1, loss=0.25))
+    bar.take(report(1, 2, epoch=1, loss=0.5))
     bar.show()
     (shown,) = recorders
     assert (shown.n, shown.total, shown.description) == (12, 30, "epoch 2/3")
     assert shown.postfix == "loss 0.25"
     now = 4.0
-    bar.take(said(0, 6, epoch=1, loss=0.25))
+    bar.take(report(0, 6, epoch=1, loss=0.25))
     # Said again, it is no news.
-    bar.take(said(1, 2, epoch=1, loss=0.5))
+    bar.take(report(1, 2, epoch=1, loss=0.5))
     now = 6.0
     bar.show()
     assert shown.postfix == "loss 0.25, rank 1 is 4 steps behind"
     # Rank 1 is no more.
-    bar.take(said(0, 7, size=1, epoch=1))
+    bar.take(report(0, 7, size=1, epoch=1))
     bar.show()
     assert (shown.n, shown.postfix) == (17, "")
     bar.close()

@@ -39,21 +39,21 @@ def last_line(code: str, *absent: str, **variables: str) -> str:
     ],
 )
 def test_packages_are_named_with_how_to_get_them(code: str, package: str) -> None:
-    said = last_line(code, package)
-    assert said.startswith("ImportError: ")
-    assert f"need {package}" in said.replace("needs", "need")
-    assert "pip install --find-links dist 'horovod-rs[spark]'" in said
+    printed = last_line(code, package)
+    assert printed.startswith("ImportError: ")
+    assert f"need {package}" in printed.replace("needs", "need")
+    assert "pip install --find-links dist 'horovod-rs[spark]'" in printed
 
 
 def test_a_missing_java_is_named() -> None:
     pytest.importorskip("pyspark")
-    said = last_line("import os; os.environ.pop('JAVA_HOME', None)\n" + CALL, PATH="/nowhere")
-    assert "Could not find an active SparkContext" in said
-    assert "needs Java (17 or newer" in said
+    printed = last_line("import os; os.environ.pop('JAVA_HOME', None)\n" + CALL, PATH="/nowhere")
+    assert "Could not find an active SparkContext" in printed
+    assert "needs Java (17 or newer" in printed
     assert "Java" not in last_line(CALL, JAVA_HOME="/somewhere")
 
 
 def test_ray_is_named() -> None:
-    said = last_line("import horovod.ray", "ray")
-    assert said.startswith("ImportError: horovod.ray needs Ray")
-    assert "pip install --find-links dist 'horovod-rs[ray]'" in said
+    printed = last_line("import horovod.ray", "ray")
+    assert printed.startswith("ImportError: horovod.ray needs Ray")
+    assert "pip install --find-links dist 'horovod-rs[ray]'" in printed

@@ -78,7 +78,7 @@ def test_a_shard_holds_its_files_and_may_hold_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         ("", "thorough(also=...) takes one test of the first tier"),
         ('also="tests/unit/test_tiers.py::test_gone"', "there is no test of this name"),
@@ -86,10 +86,12 @@ def test_a_shard_holds_its_files_and_may_hold_none(tmp_path: Path) -> None:
         ('also="tests/unit/test_tiers.py"', "there is no test of this name"),
     ],
 )
-def test_a_mark_without_its_reason_is_refused(arguments: str, told: str, tmp_path: Path) -> None:
+def test_a_mark_without_its_reason_is_refused(
+    arguments: str, expected: str, tmp_path: Path
+) -> None:
     code, text = run(tmp_path, arguments)
     assert code == pytest.ExitCode.USAGE_ERROR, text
-    assert told in text
+    assert expected in text
 
 
 @pytest.mark.parametrize("shard", ["0/8", "9/8", "1/7", "x"])

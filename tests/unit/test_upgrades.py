@@ -116,21 +116,21 @@ class Environment:
 
     def check_ours(self) -> None:
         """This package is whole: its program, its imports, its record, nothing of the original's."""
-        said = run(str(self.home / "bin" / "horovodrun"), "--version")
-        assert said.stdout.strip() == VERSION, said.stdout + said.stderr
+        printed = run(str(self.home / "bin" / "horovodrun"), "--version")
+        assert printed.stdout.strip() == VERSION, printed.stdout + printed.stderr
         code = f"{IMPORTS}; from horovod import _installation as i; "
         code += "print(horovod.__version__, horovod.__file__, i.findings())"
-        said = run(str(self.home / "bin" / "python"), "-W", "error", "-c", code)
-        assert said.stdout.split() == [VERSION, f"{self.site}/horovod/__init__.py", "[]"], (
-            said.stdout + said.stderr
+        printed = run(str(self.home / "bin" / "python"), "-W", "error", "-c", code)
+        assert printed.stdout.split() == [VERSION, f"{self.site}/horovod/__init__.py", "[]"], (
+            printed.stdout + printed.stderr
         )
         checked = self.run_pip("check")
         assert checked.returncode == 0, checked.stdout
 
     def check_original(self) -> None:
         """The original is whole, and nothing of ours is left."""
-        said = run(str(self.home / "bin" / "horovodrun"))
-        assert said.stdout.strip() == "the original", said.stderr
+        printed = run(str(self.home / "bin" / "horovodrun"))
+        assert printed.stdout.strip() == "the original", printed.stderr
         assert not list((self.site / "horovod").glob("_core*"))
         assert (self.site / "horovod" / "runner" / "js_run.py").is_file()
 

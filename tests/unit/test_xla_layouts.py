@@ -58,9 +58,11 @@ def test_layouts(tmp_path: Path) -> None:
     )
     compiler = ["gcc", f"-I{jax.ffi.include_dir()}", source, "-o", program]
     subprocess.run(compiler, check=True, timeout=harness.LIMIT_S)
-    told = subprocess.run(
+    printed = subprocess.run(
         [program], check=True, capture_output=True, text=True, timeout=harness.LIMIT_S
     )
 
-    got = {name: int(n) for name, n in (line.rsplit(" ", 1) for line in told.stdout.splitlines())}
+    got = {
+        name: int(n) for name, n in (line.rsplit(" ", 1) for line in printed.stdout.splitlines())
+    }
     assert got == want

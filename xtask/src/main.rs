@@ -18,7 +18,7 @@ fn main() -> ExitCode {
         "tidy" => tidy(&root),
         "docs" => settings::write(&root),
         _ => {
-            say("usage: cargo run -p xtask -- tidy | docs");
+            print("usage: cargo run -p xtask -- tidy | docs");
             ExitCode::from(2)
         }
     }
@@ -29,7 +29,7 @@ fn tidy(root: &Path) -> ExitCode {
     let tracked = match files::tracked(root) {
         Ok(tracked) => tracked,
         Err(why) => {
-            say(&why);
+            print(&why);
             return ExitCode::FAILURE;
         }
     };
@@ -42,10 +42,10 @@ fn tidy(root: &Path) -> ExitCode {
     complaints.extend(layers::check(root));
     complaints.extend(settings::check(root));
     for complaint in &complaints {
-        say(complaint);
+        print(complaint);
     }
     let limits = files::limits(root, &tracked);
-    say(&format!(
+    print(&format!(
         "tidy: {} files, {} named limits, {} complaints",
         tracked.len(),
         limits.len(),
@@ -67,6 +67,6 @@ fn root() -> PathBuf {
     clippy::print_stdout,
     reason = "the output is what this program is for"
 )]
-fn say(text: &str) {
+fn print(text: &str) {
     println!("{text}");
 }

@@ -31,7 +31,7 @@ pub(crate) fn write(root: &Path) -> ExitCode {
     match std::fs::write(root.join(PAGE), page()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            crate::say(&format!("{PAGE}: {error}"));
+            crate::print(&format!("{PAGE}: {error}"));
             ExitCode::FAILURE
         }
     }

@@ -192,12 +192,12 @@ mod tests {
     fn impatience_ends_a_sample_with_what_it_saw() {
         let mut meter = Meter::new(10);
         let name = names(&["a"]);
-        let mut look = |t| meter.observe(Time(t), name.iter(), 4, Some(100));
-        assert_eq!(look(0), None);
-        assert_eq!(look(60), None);
-        assert_eq!(look(120), None);
+        let mut observe = |t| meter.observe(Time(t), name.iter(), 4, Some(100));
+        assert_eq!(observe(0), None);
+        assert_eq!(observe(60), None);
+        assert_eq!(observe(120), None);
         assert_eq!(
-            look(170),
+            observe(170),
             Some(Sample {
                 bytes: 8,
                 nanos: 110

@@ -113,18 +113,18 @@ fn a_setting_far_below_the_defaults_costs_little_time() {
 
 #[test]
 fn a_job_that_is_too_short_says_so_and_one_that_has_tuned_does_not() {
-    let says = |tuner: &Autotuner, what: &str| {
+    let expect_text = |tuner: &Autotuner, what: &str| {
         let text = tuner.unfinished().unwrap();
         assert!(text.contains(what) && !text.contains('\n'), "{text}");
     };
     let mut short = tuner(None, &[Parameter::Chunk]);
-    says(&short, "warmed up (rounds remaining: 1)");
+    expect_text(&short, "warmed up (rounds remaining: 1)");
     let execution = allreduce(ProcessSetId::GLOBAL, "gradient", 1 << 20);
     let mut steps = (1..100).map(|n| Time(n * 1_000_000));
     while short.unfinished().unwrap().contains("warmed up") {
         assert_eq!(short.observe(steps.next().unwrap(), &execution), None);
     }
-    says(&short, "tried settings out (0 tried)");
+    expect_text(&short, "tried settings out (0 tried)");
 
     let mut long = tuner(None, &[Parameter::Chunk]);
     run(&mut long, |_| 1_000_000);

@@ -15,7 +15,7 @@ const ANSWERS_TIMEOUT_MS: u64 = 2000;
 /// The same stall is told again after this time, then after twice as long, and so on.
 const REPEAT_MS: u64 = 60_000;
 /// Looks at one stall until the first report.
-const LOOKS: u64 = 3;
+const POLLS: u64 = 3;
 
 /// Next action.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub enum Step {
 pub struct Leader {
     /// A stall is told when it has lasted for about so long.
     after_ms: u64,
-    look_at: u64,
+    poll_at: u64,
     first: Option<Observation>,
     /// Operations that the last verdict took for deadlocked, proven or not.
     suspected: Vec<Key>,
@@ -67,10 +67,10 @@ struct Reported {
 impl Leader {
     /// A stall is told when it has lasted for about so long.
     pub fn new(after_ms: u64) -> Self {
-        let after_ms = after_ms.max(LOOKS);
+        let after_ms = after_ms.max(POLLS);
         Self {
             after_ms,
-            look_at: after_ms / LOOKS,
+            poll_at: after_ms / POLLS,
             first: None,
             suspected: Vec::new(),
             asked: None,
@@ -81,14 +81,14 @@ impl Leader {
 
     /// When to call [`Self::poll`] at the latest, in milliseconds.
     pub fn deadline(&self) -> u64 {
-        self.asked.as_ref().map_or(self.look_at, |a| a.deadline)
+        self.asked.as_ref().map_or(self.poll_at, |a| a.deadline)
     }
 
     /// Whether [`Self::poll`] has something to do.
     pub fn is_due(&self, now: u64) -> bool {
         match &self.asked {
             Some(asked) => asked.is_complete() || now >= asked.deadline,
-            None => now >= self.look_at,
+            None => now >= self.poll_at,
         }
     }
 
@@ -113,11 +113,11 @@ impl Leader {
                 .compare(now, observation)
                 .map(|diagnosis| Step::Report(Box::new(diagnosis)));
         }
-        if now < self.look_at {
+        if now < self.poll_at {
             return None;
         }
-        self.look_at = now + self.after_ms / LOOKS;
-        let late = late(now.saturating_sub(self.after_ms / LOOKS));
+        self.poll_at = now + self.after_ms / POLLS;
+        let late = late(now.saturating_sub(self.after_ms / POLLS));
         if late.is_empty() {
             self.first = None;
             self.suspected.clear();
@@ -148,7 +148,7 @@ impl Leader {
         if diagnosis.deadlocked.is_empty() && !self.suspected.is_empty() && suspected.is_empty() {
             return None;
         }
-        let stalled_after_ns = (self.after_ms - self.after_ms / LOOKS) * 1_000_000;
+        let stalled_after_ns = (self.after_ms - self.after_ms / POLLS) * 1_000_000;
         diagnosis.late.retain(|r| r.waited_ns >= stalled_after_ns);
         let is_stall = !diagnosis.late.is_empty() && !diagnosis.culprits.is_empty();
         (is_stall && self.is_news(now, &diagnosis)).then_some(diagnosis)

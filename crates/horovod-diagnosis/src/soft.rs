@@ -17,7 +17,7 @@ use super::{Brief, Key, NAMES_MAX};
 
 const MS: u64 = 1_000_000;
 /// From one look to the next at least, in nanoseconds.
-const LOOK_INTERVAL: u64 = MS;
+const POLL_INTERVAL: u64 = MS;
 /// From answers that prove nothing to the next look; then twice as long, and so on.
 const PAUSE: u64 = 2 * MS;
 const PAUSE_MAX: u64 = 250 * MS;
@@ -68,8 +68,8 @@ pub struct LetGo {
 pub struct SoftWatch {
     /// Ranks that have waited softly for a while.
     waiting: BTreeSet<Rank>,
-    look_at: Option<u64>,
-    looked_at: u64,
+    poll_at: Option<u64>,
+    polled_at: u64,
     /// Something has happened since.
     news: bool,
     pause: u64,
@@ -94,7 +94,7 @@ impl SoftWatch {
         if waits {
             self.waiting.insert(rank);
             self.pause = PAUSE;
-            self.look_by(now);
+            self.poll_by(now);
         } else {
             self.waiting.remove(&rank);
         }
@@ -121,13 +121,13 @@ impl SoftWatch {
         if self.waiting.is_empty() {
             return None;
         }
-        let news = self.news.then_some(self.looked_at + LOOK_INTERVAL);
-        self.look_at.or(news)
+        let news = self.news.then_some(self.polled_at + POLL_INTERVAL);
+        self.poll_at.or(news)
     }
 
-    fn look_by(&mut self, at: u64) {
-        let at = at.max(self.looked_at + LOOK_INTERVAL);
-        self.look_at = Some(self.look_at.map_or(at, |before| before.min(at)));
+    fn poll_by(&mut self, at: u64) {
+        let at = at.max(self.polled_at + POLL_INTERVAL);
+        self.poll_at = Some(self.poll_at.map_or(at, |before| before.min(at)));
     }
 
     /// A rank has answered.
@@ -152,7 +152,7 @@ impl SoftWatch {
     }
 
     fn begin(&mut self, now: u64, requests: &mut impl Requests) -> Option<SoftStep> {
-        (self.look_at, self.looked_at, self.news) = (None, now, false);
+        (self.poll_at, self.polled_at, self.news) = (None, now, false);
         if !requests.lacks_any(&self.waiting) {
             return None;
         }
@@ -214,7 +214,7 @@ impl SoftWatch {
         };
         let circle = Circle::find(&unchanged(&before, &after), &briefs, lacks);
         let Some(circle) = circle else {
-            self.look_by(now + self.pause);
+            self.poll_by(now + self.pause);
             self.pause = (2 * self.pause).min(PAUSE_MAX);
             return None;
         };
@@ -227,7 +227,7 @@ impl SoftWatch {
             self.waiting.remove(&end.rank);
         }
         self.pause = PAUSE;
-        self.look_by(now);
+        self.poll_by(now);
         Some(SoftStep::LetGo(let_go))
     }
 }

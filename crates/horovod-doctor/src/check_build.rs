@@ -286,9 +286,9 @@ fn probe(python: &PathBuf) -> io::Result<(Vec<Framework>, Vec<String>)> {
     if !output.status.success() {
         return Err(io::Error::other(output.status.to_string()));
     }
-    let said = String::from_utf8_lossy(&output.stdout);
-    let wrong = said.lines().filter_map(|line| line.strip_prefix("!|"));
-    Ok((parse(&said), wrong.map(str::to_owned).collect()))
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let wrong = printed.lines().filter_map(|line| line.strip_prefix("!|"));
+    Ok((parse(&printed), wrong.map(str::to_owned).collect()))
 }
 
 fn parse(text: &str) -> Vec<Framework> {
@@ -298,12 +298,12 @@ fn parse(text: &str) -> Vec<Framework> {
             let name = fields.next()?.to_owned();
             let version = fields.next()?;
             let has_adapter = fields.next()? == "1";
-            let told = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+            let answer = |text: &str| (!text.is_empty()).then(|| text.to_owned());
             Some(Framework {
                 name,
-                version: told(version),
+                version: answer(version),
                 has_adapter,
-                problem: fields.next().and_then(told),
+                problem: fields.next().and_then(answer),
             })
         })
         .collect()
@@ -358,8 +358,8 @@ mod tests {
         let all = "TensorFlow|2.21|1\nPyTorch|2.15|1\nMXNet|1.9.1|1\nJAX|0.10|1\nKeras|3.15|1\n";
         let check = |libraries: &str, expected: [&str; 5]| {
             let words = explain(Path::new("py"), &Ok(parse(&format!("{all}{libraries}"))));
-            let is_told = |line: &&str| line.contains("is installed. ");
-            let lines: Vec<&str> = words.lines().filter(is_told).collect();
+            let is_note = |line: &&str| line.contains("is installed. ");
+            let lines: Vec<&str> = words.lines().filter(is_note).collect();
             assert_eq!(lines.len(), expected.len(), "{words}");
             for (line, end) in lines.into_iter().zip(expected) {
                 assert!(line.ends_with(end), "{libraries}: {line}");

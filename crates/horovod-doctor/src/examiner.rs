@@ -78,7 +78,7 @@ impl Examiner {
             Question::Facts(scene) => {
                 let place = self.place.clone();
                 self.back
-                    .spawn(move || Answer::Facts(Box::new(gather::look(&scene, &place))))?;
+                    .spawn(move || Answer::Facts(Box::new(gather::facts(&scene, &place))))?;
             }
             Question::Listen(how) => {
                 let result = self.listen(&how).map_err(|error| error.to_string());

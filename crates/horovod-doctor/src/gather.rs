@@ -30,7 +30,7 @@ pub struct Place {
 
 /// Prints what this package and PyTorch are there; only this package is imported. Goes behind
 /// [`check_build::INSTALLATION`].
-const LOOK: &str = r#"
+const PROGRAM: &str = r#"
 import platform, sys
 def say(name, value):
     print(name, " ".join(str(value).split()), sep="|", flush=True)
@@ -58,7 +58,7 @@ except BaseException as error:
 const GPU_TIME: Duration = Duration::from_secs(3);
 
 /// Looks at this host in place of a rank.
-pub(crate) fn look(scene: &Scene, place: &Place) -> HostFacts {
+pub(crate) fn facts(scene: &Scene, place: &Place) -> HostFacts {
     let deadline = Instant::now() + Duration::from_millis(scene.within_ms.into());
     let env = match scene.inherit_env {
         true => (place.lay_over_own)(&scene.env),
@@ -218,13 +218,13 @@ fn ask_python(
     deadline: Instant,
 ) -> Result<Python, String> {
     let mut command = Command::new(program);
-    let look = format!("{}{LOOK}", check_build::INSTALLATION);
-    command.args(["-c", &look]).current_dir(cwd).env_clear();
+    let code = format!("{}{PROGRAM}", check_build::INSTALLATION);
+    command.args(["-c", &code]).current_dir(cwd).env_clear();
     command.envs(env.iter().map(|(name, value)| (name, value)));
     let shown = program.display();
-    let (_, said, complaint) =
+    let (_, printed, complaint) =
         output_of(command, deadline).map_err(|why| format!("{shown}: {why}"))?;
-    python_from(&said).ok_or_else(|| format!("{shown}: {}", last_line(&complaint)))
+    python_from(&printed).ok_or_else(|| format!("{shown}: {}", last_line(&complaint)))
 }
 
 fn last_line(text: &str) -> &str {
@@ -243,7 +243,7 @@ fn python_from(text: &str) -> Option<Python> {
         field("problem").unwrap_or_else(|| "the interpreter ended while importing it".to_owned())
     };
     let library = |name: &str| match field(name) {
-        Some(told) => Ok(told
+        Some(value) => Ok(value
             .split_once(' ')
             .map_or_else(Default::default, |(version, file)| {
                 (version.to_owned(), file.to_owned())
@@ -317,16 +317,17 @@ fn pairs_apart(table: &str) -> Vec<String> {
 fn ask_tool(tool: &Path, words: &[&str], deadline: Instant) -> Result<String, String> {
     let mut command = Command::new(tool);
     command.args(words);
-    let (is_well, said, complaint) = output_of(command, deadline).map_err(|why| why.to_string())?;
+    let (is_well, printed, complaint) =
+        output_of(command, deadline).map_err(|why| why.to_string())?;
     if !is_well {
         let words = if complaint.trim().is_empty() {
-            &said
+            &printed
         } else {
             &complaint
         };
         return Err(last_line(words).trim().to_owned());
     }
-    Ok(said)
+    Ok(printed)
 }
 
 type Resolved = (String, Result<Vec<IpAddr>, String>);
@@ -473,12 +474,13 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_python_says() {
-        let said = "noise\nprogram|/p\nversion|3.11.2\nlibc|glibc 2.36\nproblem|ImportError: x\n";
-        let python = python_from(said).expect("complete");
+    fn reads_what_python_prints() {
+        let printed =
+            "noise\nprogram|/p\nversion|3.11.2\nlibc|glibc 2.36\nproblem|ImportError: x\n";
+        let python = python_from(printed).expect("complete");
         assert_eq!(python.horovod, Err("ImportError: x".into()));
         assert_eq!(python.torch, None);
-        let well = format!("{said}horovod|0.1.0\ntorch|2.9\n");
+        let well = format!("{printed}horovod|0.1.0\ntorch|2.9\n");
         let python = python_from(&well).expect("complete");
         assert_eq!(python.horovod, Ok("0.1.0".into()));
         assert_eq!(python.torch, Some("2.9".into()));
@@ -514,10 +516,10 @@ mod tests {
         let missing = ask_python(Path::new("/no/python"), &Vec::new(), Path::new("/"), later);
         let error = missing.expect_err("not there");
         assert!(error.contains("/no/python: No such file"), "{error}");
-        let mut says = Command::new("sh");
-        says.args(["-c", "echo a; echo b >&2; exit 3"]);
+        let mut prints = Command::new("sh");
+        prints.args(["-c", "echo a; echo b >&2; exit 3"]);
         assert_eq!(
-            output_of(says, later).map_err(|why| why.kind()),
+            output_of(prints, later).map_err(|why| why.kind()),
             Ok((false, "a\n".into(), "b\n".into()))
         );
     }
@@ -534,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_at_this_host() {
+    fn examines_this_host() {
         let place = Place {
             hostname: "localhost".into(),
             path: "/bin".into(),
@@ -551,7 +553,7 @@ mod tests {
             names: vec!["localhost".into(), "no-such-host.invalid".into()],
             within_ms: 20_000,
         };
-        let facts = look(&scene, &place);
+        let facts = facts(&scene, &place);
         assert!(facts.cpus > 0 && facts.memory.is_some_and(|memory| memory.free > 0));
         assert!(facts.tmp.is_err() && !facts.has_cwd);
         assert_eq!(facts.omp_threads.as_deref(), Some("3"));

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_missing() {
+    fn names_what_is_missing() {
         #[track_caller]
         fn check(line: &str, want: &str) {
             let error = check_command(&words(line), Path::new("/"), Some(OsStr::new("/bin")))

@@ -39,7 +39,7 @@ pub trait Agents {
     /// The environment that ranks there would get, as far as it is the launcher's.
     fn environment(&self, host: usize) -> Variables;
     /// Waits until something has come, or until `deadline`. `None`: the user does not want to know any more.
-    fn hear(&mut self, deadline: Instant) -> io::Result<Option<Vec<(usize, News)>>>;
+    fn receive(&mut self, deadline: Instant) -> io::Result<Option<Vec<(usize, News)>>>;
     /// Takes leave of an agent that has not come in time.
     fn dismiss(&mut self, host: usize);
 }
@@ -162,7 +162,7 @@ impl Visit<'_> {
     fn until(&mut self, limit: Duration, is_done: impl Fn(&Self) -> bool) -> io::Result<()> {
         let deadline = self.begun + limit;
         while !self.is_interrupted && !is_done(self) && Instant::now() < deadline {
-            let Some(all) = self.agents.hear(deadline)? else {
+            let Some(all) = self.agents.receive(deadline)? else {
                 self.is_interrupted = true;
                 break;
             };

@@ -155,7 +155,7 @@ impl Agents for Links<'_> {
         env
     }
 
-    fn hear(&mut self, deadline: Instant) -> io::Result<Option<Vec<(usize, News)>>> {
+    fn receive(&mut self, deadline: Instant) -> io::Result<Option<Vec<(usize, News)>>> {
         let mut interests = vec![Interest::read(self.signals.as_fd())];
         for link in self.links.iter().filter(|link| !link.is_over()) {
             interests.extend(link.interests(true));
@@ -249,7 +249,7 @@ mod tests {
             Variables::new()
         }
 
-        fn hear(&mut self, _: Instant) -> io::Result<Option<Vec<(usize, News)>>> {
+        fn receive(&mut self, _: Instant) -> io::Result<Option<Vec<(usize, News)>>> {
             Ok(Some(vec![(0, News::Absent(self.0.clone()))]))
         }
 

@@ -39,7 +39,7 @@ const WORDS_BYTES_MAX: usize = 32 << 10;
 /// How long it may take to end after all agents have, and after SIGTERM.
 const END_LIMIT: Duration = Duration::from_secs(10);
 /// Between two looks at whether it has ended.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Program that starts the processes of a job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -283,7 +283,7 @@ impl Started {
                 if !matches!(self.child.try_wait(), Ok(None)) {
                     return;
                 }
-                let _ = wait(&[], Some(Instant::now() + LOOK_AGAIN));
+                let _ = wait(&[], Some(Instant::now() + POLL_INTERVAL));
             }
         }
         self.signal(Signal::KILL);

@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_ssh_means() {
+    fn explains_ssh() {
         #[track_caller]
         fn check(words: &str, status: Option<ExitStatus>, expected: &str) {
             let why = why_not_started(false, words, status);

@@ -69,7 +69,7 @@ fn set_fields(raised: &Bound<'_, PyAny>, e: &Error) -> PyResult<()> {
         }
         Error::Refused(refusal) => match &**refusal {
             Refusal::Mismatch(mismatch) => {
-                let [first, second] = mismatch.sides().map(|(rank, said)| (rank.0, said));
+                let [first, second] = mismatch.sides().map(|(rank, sent)| (rank.0, sent));
                 raised.setattr("tensor", &mismatch.tensor)?;
                 raised.setattr("sides", (first, second))
             }

@@ -94,11 +94,11 @@ fn stay(py: Python<'_>) {
 }
 
 /// Run with the interpreter from amid such work; `None` once the interpreter ends.
-pub(crate) fn attached<T>(look: impl FnOnce(Python<'_>) -> T) -> Option<T> {
+pub(crate) fn attached<T>(call: impl FnOnce(Python<'_>) -> T) -> Option<T> {
     let returning = Returning::begin()?;
     let result = Python::attach(|py| {
         drop(returning);
-        look(py)
+        call(py)
     });
     Some(result)
 }

@@ -95,7 +95,7 @@ pub(crate) fn order(
     }
     let wait = || engine.wait_for_launch(&**end, SIGNAL_SLICE);
     while !detached(py, wait).map_err(|e| interrupt_or(py, operation_error(py, e)))? {
-        signals::look(py)?;
+        signals::check(py)?;
     }
     Ok(())
 }
@@ -177,8 +177,8 @@ pub(crate) fn allocating(
 /// Tell the runtime, before it looks for the first time, in which folders of Python's packages NCCL, or what AMD's GPUs
 /// need, may be.
 fn prepare(py: Python<'_>) {
-    static TOLD: Once = Once::new();
-    if TOLD.is_completed() {
+    static WARNED: Once = Once::new();
+    if WARNED.is_completed() {
         return;
     }
     // Before the `Once`, which must not wait for the interpreter's lock.
@@ -193,7 +193,7 @@ fn prepare(py: Python<'_>) {
         })
     };
     let (wheels, rocm) = (folders("wheel_folders"), folders("rocm_folders"));
-    TOLD.call_once(|| {
+    WARNED.call_once(|| {
         // A setting that cannot be read is said at init.
         if let Ok(search) = horovod::config::gpu_search(&ProcessEnvironment, wheels, rocm) {
             horovod::gpu::set_search(search);
@@ -278,7 +278,7 @@ pub(crate) fn wait_for_devices(py: Python<'_>) -> PyResult<()> {
     loop {
         match detached(py, || engine.wait_for_devices(SIGNAL_SLICE)) {
             Ok(true) => return Ok(()),
-            Ok(false) => signals::look(py)?,
+            Ok(false) => signals::check(py)?,
             // Nothing was in flight when the job ended.
             Err(Error::Stopped {
                 why: StopReason::Left(Leaving::Asked | Leaving::Ended),

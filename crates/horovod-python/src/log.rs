@@ -56,10 +56,10 @@ where
         if let Some(engine) = horovod::try_engine() {
             write!(writer, "[{}]: ", engine.topology().rank.0)?;
         }
-        let mut said = String::new();
+        let mut fields = String::new();
         ctx.field_format()
-            .format_fields(Writer::new(&mut said), event)?;
-        writeln!(writer, "{}", horovod::printable(&said))
+            .format_fields(Writer::new(&mut fields), event)?;
+        writeln!(writer, "{}", horovod::printable(&fields))
     }
 }
 

@@ -120,9 +120,9 @@ fn interruptible<T: Send>(
 ) -> PyResult<T> {
     let mut raised = None;
     let result = exit::detached(py, || {
-        run(&mut || match exit::attached(signals::look) {
-            Some(looked) => {
-                raised = looked.err();
+        run(&mut || match exit::attached(signals::check) {
+            Some(checked) => {
+                raised = checked.err();
                 raised.is_none()
             }
             None => false,

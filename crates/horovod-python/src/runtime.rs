@@ -71,10 +71,10 @@ fn start(py: Python<'_>, members: &Members) -> PyResult<()> {
     let raised = Arc::new(Mutex::new(None));
     let note = Arc::clone(&raised);
     let interrupt = horovod::Interrupt::new(move || {
-        let Some(looked) = exit::attached(signals::look) else {
+        let Some(checked) = exit::attached(signals::check) else {
             return true;
         };
-        let Err(error) = looked else { return false };
+        let Err(error) = checked else { return false };
         *note.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         true
     });
@@ -287,10 +287,10 @@ impl Stop {
     }
 }
 
-fn look_for_signals() -> Result<(), Stop> {
-    let looked = exit::attached(signals::look);
+fn check_signals() -> Result<(), Stop> {
+    let checked = exit::attached(signals::check);
     // At the interpreter's end nobody waits for the result: the thread does not return.
-    looked
+    checked
         .ok_or(Stop::Failed(Error::Interrupted))?
         .map_err(Stop::Raised)
 }
@@ -315,7 +315,7 @@ pub(crate) fn registered_process_set(process_set: Option<u32>) -> PyResult<u32> 
 #[pyfunction]
 pub(crate) fn add_process_set(py: Python<'_>, ranks: Vec<u32>) -> PyResult<u32> {
     let engine = engine(py)?;
-    let id = detached(py, || engine.add_process_set(&ranks, look_for_signals))
+    let id = detached(py, || engine.add_process_set(&ranks, check_signals))
         .map_err(|e| e.into_py(py))?;
     memory::remember(&engine);
     Ok(id.0)
@@ -326,7 +326,7 @@ pub(crate) fn add_process_set(py: Python<'_>, ranks: Vec<u32>) -> PyResult<u32> 
 pub(crate) fn remove_process_set(py: Python<'_>, process_set: u32) -> PyResult<bool> {
     let engine = engine(py)?;
     let set = ProcessSetId(process_set);
-    let removed = detached(py, || engine.remove_process_set(set, look_for_signals))
+    let removed = detached(py, || engine.remove_process_set(set, check_signals))
         .map_err(|e| e.into_py(py))?;
     memory::remember(&engine);
     Ok(removed)
@@ -337,14 +337,14 @@ pub(crate) fn remove_process_set(py: Python<'_>, process_set: u32) -> PyResult<b
 pub(crate) fn barrier(py: Python<'_>, process_set: Option<u32>) -> PyResult<()> {
     let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
     let set = registered(process_set)?;
-    detached(py, || engine.barrier(set, look_for_signals)).map_err(|e| e.into_py(py))
+    detached(py, || engine.barrier(set, check_signals)).map_err(|e| e.into_py(py))
 }
 
 /// Say that this rank has no more data; returns the rank that joined last when all have.
 #[pyfunction]
 pub(crate) fn join(py: Python<'_>) -> PyResult<u32> {
     let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
-    detached(py, || engine.join(look_for_signals))
+    detached(py, || engine.join(check_signals))
         .map(|r| r.0)
         .map_err(|e| e.into_py(py))
 }

@@ -5,7 +5,7 @@ use pyo3::{PyErr, PyResult, Python, ffi};
 
 /// Run the handlers of signals that have arrived, and what else Python has put off for its main thread: that tells
 /// others that handlers could run. Other threads do neither.
-pub(crate) fn look(py: Python<'_>) -> PyResult<()> {
+pub(crate) fn check(py: Python<'_>) -> PyResult<()> {
     py.check_signals()?;
     // SAFETY: `py` shows that this thread is attached to the interpreter, which is all that the function asks for.
     let failed = unsafe { ffi::Py_MakePendingCalls() } != 0;

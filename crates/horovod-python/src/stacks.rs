@@ -3,7 +3,7 @@
 use horovod::{Frame, ThreadStack};
 use pyo3::prelude::*;
 
-type Told = Vec<(String, Vec<(String, u32, String)>)>;
+type Found = Vec<(String, Vec<(String, u32, String)>)>;
 
 /// Let the runtime know how to find stacks.
 pub(crate) fn install() {
@@ -14,7 +14,7 @@ pub(crate) fn install() {
 }
 
 fn find(py: Python<'_>) -> PyResult<Vec<ThreadStack>> {
-    let told: Told = py
+    let found: Found = py
         .import("horovod.common._stacks")?
         .call_method0("thread_stacks")?
         .extract()?;
@@ -27,5 +27,5 @@ fn find(py: Python<'_>) -> PyResult<Vec<ThreadStack>> {
         name,
         frames: frames.into_iter().map(frame).collect(),
     };
-    Ok(told.into_iter().map(thread).collect())
+    Ok(found.into_iter().map(thread).collect())
 }

@@ -323,7 +323,7 @@ fn result_of(
                     kept,
                 );
             }
-            Waited::Pending => signals::look(py)?,
+            Waited::Pending => signals::check(py)?,
         }
         waited = detached(py, || engine.wait(handle, SIGNAL_SLICE));
     };
@@ -383,7 +383,7 @@ pub(crate) fn wait_softly(py: Python<'_>, handles: Vec<u64>) -> PyResult<Option<
             match detached(py, || wait.wait(SIGNAL_SLICE)) {
                 Softly::Ended => break,
                 Softly::LetGo(cause) => return Ok(Some((cause.rank.0, cause.name.into()))),
-                Softly::Pending => signals::look(py)?,
+                Softly::Pending => signals::check(py)?,
             }
         }
     }

@@ -123,7 +123,7 @@ impl CoreFunctions {
     ///
     /// # Errors
     /// The core is not loaded, is of another version, or lacks a function.
-    pub(crate) fn look_up() -> Result<Self, String> {
+    pub(crate) fn resolve() -> Result<Self, String> {
         let library = core_library().ok_or(
             "the module horovod._core is not loaded in this process; import horovod first",
         )?;

@@ -47,18 +47,18 @@ extern "C" fn on_load() {
         let Some(library) = Library::loaded(TENSORFLOW) else {
             return;
         };
-        if let Err(problem) = look_up(library).and_then(|()| registration::register_all()) {
+        if let Err(problem) = resolve(library).and_then(|()| registration::register_all()) {
             registration::register_problem(library, &problem);
         }
     });
 }
 
-fn look_up(library: Library) -> Result<(), String> {
-    let tf = Functions::look_up(library).map_err(|missing| {
+fn resolve(library: Library) -> Result<(), String> {
+    let tf = Functions::resolve(library).map_err(|missing| {
         let names: Vec<_> = missing.iter().map(|name| name.to_string_lossy()).collect();
         format!("it lacks {}", names.join(", "))
     })?;
-    let core = CoreFunctions::look_up()?;
+    let core = CoreFunctions::resolve()?;
     // Loaded once: the loader calls a constructor once.
     let _ = FOUND.set(Found { tf, core });
     Ok(())

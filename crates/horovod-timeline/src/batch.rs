@@ -155,7 +155,7 @@ pub(super) struct Encoder {
     events: Vec<u8>,
     event_count: u64,
     /// Of an execution each tensor counts.
-    told: u64,
+    reported: u64,
     threads: Vec<ThreadId>,
     last: Nanos,
     /// Keeps the addresses in `known` from being used again.
@@ -176,11 +176,11 @@ impl Encoder {
         self.event_count += 1;
         match &event {
             Event::Report(report) => {
-                self.told += report.items.len().max(1) as u64;
+                self.reported += report.items.len().max(1) as u64;
                 self.report(report);
             }
             Event::Span(span) => {
-                self.told += 1;
+                self.reported += 1;
                 self.number(1);
                 self.text(&span.name);
                 self.thread(span.thread);
@@ -201,7 +201,7 @@ impl Encoder {
         let mut out = Vec::with_capacity(self.len() + 64);
         let mut w = Writer::new(&mut out);
         w.varint(dropped);
-        w.varint(self.told);
+        w.varint(self.reported);
         let names: Vec<_> = self
             .threads
             .iter()

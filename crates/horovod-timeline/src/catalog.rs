@@ -105,15 +105,15 @@ impl Directory {
         }
     }
 
-    pub(super) fn learn(&mut self, session: u64, number: u32, told: &Description) {
+    pub(super) fn learn(&mut self, session: u64, number: u32, description: &Description) {
         let index = number as usize;
         // The engine counts up, and tells all of a recording or nothing that comes later.
         if session != self.session || index > self.known.len() {
             return;
         }
-        let tensors = told.tensors.to_vec();
+        let tensors = description.tensors.to_vec();
         let entry = Entry {
-            name: Text::Shared((*told.name).into()),
+            name: Text::Shared((*description.name).into()),
             outcome: outcome(&tensors, None),
             tensors,
         };
@@ -150,14 +150,14 @@ mod tests {
     struct Sides {
         catalog: Catalog,
         directory: Directory,
-        told: usize,
+        written: usize,
     }
 
     impl Sides {
         fn number(&mut self, item: &ExecItem) -> u32 {
             let tell = |number, description: Description| {
                 self.directory.learn(0, number, &description);
-                self.told += 1;
+                self.written += 1;
                 true
             };
             let number = self.catalog.number(item, tell).unwrap();
@@ -180,7 +180,7 @@ mod tests {
                 assert_eq!(sides.number(&item(&format!("t{i}"), 2)), numbers[i]);
             }
         }
-        assert_eq!(sides.told, 10);
+        assert_eq!(sides.written, 10);
     }
 
     #[test]
@@ -188,7 +188,7 @@ mod tests {
         let mut sides = Sides::default();
         let number = sides.number(&item("t", 2));
         assert_eq!(sides.number(&item("t", 5)), number);
-        assert_eq!(sides.told, 2);
+        assert_eq!(sides.written, 2);
         for i in 0..NUMBERS_MAX {
             sides.number(&item(&format!("other {i}"), 1));
         }
@@ -202,7 +202,7 @@ mod tests {
         sides.number(&item("t", 2));
         assert_eq!(sides.catalog.number(&item("t", 3), |_, _| false), None);
         sides.number(&item("t", 3));
-        assert_eq!(sides.told, 2);
+        assert_eq!(sides.written, 2);
     }
 
     #[test]
@@ -217,14 +217,14 @@ mod tests {
         sides.directory.learn(0, 0, &late);
         assert!(sides.directory.get(0).is_none());
         sides.catalog.enter(1);
-        let mut told = None;
+        let mut written = None;
         sides
             .catalog
             .number(&item("t", 2), |number, _| {
-                told = Some(number);
+                written = Some(number);
                 true
             })
             .unwrap();
-        assert_eq!(told, Some(0));
+        assert_eq!(written, Some(0));
     }
 }

@@ -20,7 +20,7 @@ use super::{GATHER, LAST_EVENTS_TIMEOUT, Timeline};
 /// Questions for the time when a recording starts; later one with every batch.
 const FIRST_QUESTIONS: usize = 8;
 /// How long to wait for others' last events before writing what has come meanwhile.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// State of the rank that writes.
 pub(super) struct Leader {
@@ -170,7 +170,7 @@ impl Leader {
         now >= *peers.deadline.get_or_insert(now + LAST_EVENTS_TIMEOUT)
     }
 
-    pub(super) fn heard(&self, timeline: &Timeline, from: Rank, message: Message) {
+    pub(super) fn handle(&self, timeline: &Timeline, from: Rank, message: Message) {
         let now = timeline.now();
         let mut peers = lock(&self.peers);
         let current = peers.epoch;
@@ -273,7 +273,7 @@ impl Leader {
             if !wrote && !peers.all_ended() {
                 peers = self
                     .peers_changed
-                    .wait_timeout(peers, left.min(BETWEEN_LOOKS))
+                    .wait_timeout(peers, left.min(POLL_INTERVAL))
                     .unwrap_or_else(PoisonError::into_inner)
                     .0;
             }

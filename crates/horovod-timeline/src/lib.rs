@@ -183,12 +183,12 @@ impl Timeline {
         let session = self.session.load(Ordering::Acquire);
         catalog.enter(session);
         let mut items = Items::with_capacity(all.len());
-        let told = all.try_for_each(|(item, submitted)| {
+        let written = all.try_for_each(|(item, submitted)| {
             let tell = |number, what| self.describe(session, number, what);
             items.push(catalog.number(item, tell)?, submitted);
             Some(())
         });
-        (session, told.map(|()| items))
+        (session, written.map(|()| items))
     }
 
     /// Records the meaning of a number in executions of this recording. `false`: the queue is full.
@@ -317,7 +317,7 @@ impl Timeline {
     }
 
     /// A message of a peer.
-    pub fn heard(self: &Arc<Self>, from: Rank, bytes: &[u8]) {
+    pub fn handle(self: &Arc<Self>, from: Rank, bytes: &[u8]) {
         let message = match Message::decode(bytes) {
             Ok(message) => message,
             Err(e) => {
@@ -326,8 +326,8 @@ impl Timeline {
             }
         };
         match &self.role {
-            Role::Leader(leader) => leader.heard(self, from, message),
-            Role::Member(member) => member.heard(self, message),
+            Role::Leader(leader) => leader.handle(self, from, message),
+            Role::Member(member) => member.handle(self, message),
         }
     }
 

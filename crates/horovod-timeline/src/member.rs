@@ -53,7 +53,7 @@ impl Member {
     }
 
     /// Rank 0 said something.
-    pub(super) fn heard(&self, timeline: &Arc<Timeline>, message: Message) {
+    pub(super) fn handle(&self, timeline: &Arc<Timeline>, message: Message) {
         match message {
             Message::Start { epoch } if self.is_finishing() => {
                 self.next_epoch.store(epoch, Ordering::Relaxed);

@@ -45,10 +45,6 @@ pub fn ports(env: &dyn Environment) -> Result<Ports, Error> {
     Ok(Ports::within(settings::PORT_RANGE.read(env)?))
 }
 
-/// The former name of [`BootstrapSettings`].
-#[deprecated(since = "0.29.0", note = "use `BootstrapSettings`")]
-pub type MeetingSettings = BootstrapSettings;
-
 /// Variables with the number of threads of libraries of linear algebra.
 const THREADS: &[&str] = &["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"];
 

@@ -63,19 +63,11 @@ pub use horovod_protocol::{
     TensorMeta, printable,
 };
 #[cfg(not(loom))]
+pub use horovod_timeline::TimelineSetting;
+#[cfg(not(loom))]
 pub use horovod_transport::{
     Interrupt, JobKey, loopback, output_file, payload, resolve_interfaces,
 };
-/// The former name of [`payload`], with the former names in it.
-#[cfg(not(loom))]
-#[deprecated(since = "0.29.0", note = "use `payload`")]
-pub mod parcel {
-    pub use horovod_transport::payload::{
-        PayloadClient as Courier, PayloadError as ParcelError, Server,
-    };
-}
-#[cfg(not(loom))]
-pub use horovod_timeline::TimelineSetting;
 #[cfg(not(loom))]
 pub use init::{
     TrainingState, engine, hold_state, init, init_interruptible, init_members, init_with,

@@ -58,10 +58,10 @@ def _reporting(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
     # One batch is over then, with several steps if there are `steps_per_execution`.
     first = _replicas.FirstStep(type(optimizer)._hvd.process_set, after=1)
     # The model holds the function.
-    held = weakref.ref(model)
+    reference = weakref.ref(model)
 
     def train_function(*given: Any) -> Any:
-        if first.is_due() and (trained := held()) is not None:
+        if first.is_due() and (trained := reference()) is not None:
             _report(trained, given)
         try:
             return step(*given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from horovod._keras._variables import held
+from horovod._keras._variables import framework_value
 
 _NO_VALUE = (
     "{} is a symbolic tensor of a Keras model that is being built, which has no value on any rank. Call the function "
@@ -29,7 +29,7 @@ def adapter_of(value: Any) -> Any:
 
         return horovod.tensorflow
     jax: Any = sys.modules.get("jax")
-    if jax is not None and isinstance(held(value), jax.core.Tracer):
+    if jax is not None and isinstance(framework_value(value), jax.core.Tracer):
         import horovod.jax
 
         return horovod.jax
@@ -39,4 +39,4 @@ def adapter_of(value: Any) -> Any:
 def _is_of_graph(tensorflow: Any, value: Any) -> bool:
     if tensorflow.executing_eagerly():
         return False
-    return isinstance(held(value), tensorflow.Tensor | tensorflow.Variable)
+    return isinstance(framework_value(value), tensorflow.Tensor | tensorflow.Variable)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import horovod.jax as hvd
-from horovod._keras._jax_trainer import look_at_results
+from horovod._keras._jax_trainer import watch_results
 from horovod._keras._reduction import GradientReduction
 from horovod.jax import _names
 
@@ -22,7 +22,7 @@ class JaxGradients:
     """One optimizer's gradients and their sums: variables of the optimizer, as a jitted step has no other state."""
 
     def __init__(self, reduction: GradientReduction) -> None:
-        look_at_results(sys.modules["keras"])
+        watch_results(sys.modules["keras"])
         self._reduction = reduction
         self._count: Any = None
         self._sums: dict[int, Any] = {}

@@ -17,7 +17,7 @@ from horovod._keras._first_step import marks
 _MARK = "_hvd_looks_at_results"
 
 
-def look_at_results(keras: Any) -> None:
+def watch_results(keras: Any) -> None:
     """Have `fit` wait for each step of a model whose optimizer is distributed."""
     trainer: Any = next(kind for kind in keras.Model.__mro__ if "make_train_function" in vars(kind))
     if hasattr(trainer, _MARK):

@@ -52,9 +52,9 @@ class GradientReduction:
         self.local.add(id(variable))
         # With TensorFlow a gradient may come for the framework's variable inside of Keras's. In a scope of mixed
         # precision the public `value` is a cast copy of that variable.
-        held = getattr(variable, "_value", getattr(variable, "value", None))
-        if hasattr(held, "assign"):
-            self.local.add(id(held))
+        inner = getattr(variable, "_value", getattr(variable, "value", None))
+        if hasattr(inner, "assign"):
+            self.local.add(id(inner))
 
     def is_local(self, variable: Any) -> bool:
         """Whether the gradients of a variable stay here."""

@@ -12,7 +12,7 @@ import numpy as np
 
 import horovod.numpy as hvd
 from horovod._keras._graph_values import adapter_of
-from horovod._keras._variables import held, to_numpy
+from horovod._keras._variables import framework_value, to_numpy
 from horovod.common import _narrowing
 from horovod.common._ops import Average, resolve_op
 from horovod.common._reduction import Reduction
@@ -32,7 +32,7 @@ def allreduce(
     options = reduction._asdict()
     adapter = adapter_of(value)
     if adapter is not None:
-        tensor, context = compression.compress(held(value))
+        tensor, context = compression.compress(framework_value(value))
         result = adapter.allreduce(tensor, name=name, **options)
         return compression.decompress(result, context)
     if _is_integer(value):
@@ -81,7 +81,7 @@ def allgather(value: Any, name: str | None, to_tensor: ToTensor) -> Any:
     """The values of all ranks one after the other along dimension 0, which may differ between ranks."""
     adapter = adapter_of(value)
     if adapter is not None:
-        return adapter.allgather(held(value), name=name)
+        return adapter.allgather(framework_value(value), name=name)
     result = hvd.allgather(to_numpy(value), name=name)
     return _exactly(result, to_tensor, result)
 
@@ -90,7 +90,7 @@ def broadcast(value: Any, root_rank: int, name: str | None, to_tensor: ToTensor)
     """The root's value on every rank."""
     adapter = adapter_of(value)
     if adapter is not None:
-        return adapter.broadcast(held(value), root_rank, name=name)
+        return adapter.broadcast(framework_value(value), root_rank, name=name)
     result = hvd.broadcast(to_numpy(value), root_rank, name=name)
     return _exactly(result, to_tensor, result)
 
@@ -99,7 +99,7 @@ def reducescatter(value: Any, name: str | None, op: int | str, to_tensor: ToTens
     """Combine the values of all ranks and give each its part of the rows."""
     adapter = adapter_of(value)
     if adapter is not None:
-        return adapter.reducescatter(held(value), name=name, op=resolve_op(op, None))
+        return adapter.reducescatter(framework_value(value), name=name, op=resolve_op(op, None))
     result = hvd.reducescatter(to_numpy(value), name=name, op=op)
     return _exactly(result, to_tensor, result)
 

@@ -33,7 +33,7 @@ def value_of(variable: Any) -> np.ndarray[Any, Any]:
 
 def to_numpy(value: Any) -> np.ndarray[Any, Any]:
     """A copy of a variable, tensor, number or array in host memory."""
-    value = held(value)
+    value = framework_value(value)
     if not hasattr(value, "detach"):
         return np.array(value.numpy() if hasattr(value, "numpy") else value)
     host = value.detach().cpu()
@@ -46,13 +46,13 @@ def to_numpy(value: Any) -> np.ndarray[Any, Any]:
 
 def flat(value: Any) -> Any:
     """The elements of a variable, tensor or array in one dimension, where they are."""
-    inner = held(value)
+    inner = framework_value(value)
     if type(inner).__module__.startswith("tensorflow."):
         return sys.modules["tensorflow"].reshape(inner, [-1])
     return inner.reshape(-1)
 
 
-def held(value: Any) -> Any:
+def framework_value(value: Any) -> Any:
     """The framework's tensor or variable inside of a variable of Keras 3; anything else as it is."""
     inner = getattr(value, "value", None)
     # Of TensorFlow's variables it is a method.
@@ -87,16 +87,16 @@ def broadcast(
     HorovodInternalError
         Numbers of variables, shapes or dtypes differ between ranks, or a rank was lost.
     """
-    held: Sequence[Any] = list(variables)
-    arrays = [value_of(variable) for variable in held]
+    known: Sequence[Any] = list(variables)
+    arrays = [value_of(variable) for variable in known]
     handles = [
-        hvd.broadcast_async(array, root_rank, f"{prefix}.{i}of{len(held)}", process_set)
+        hvd.broadcast_async(array, root_rank, f"{prefix}.{i}of{len(known)}", process_set)
         for i, array in enumerate(arrays)
     ]
     # All are waited for, also after a failure: none may still use memory that is gone.
     results: list[Any] = []
     failure: HorovodInternalError | None = None
-    for variable, handle in zip(held, handles, strict=True):
+    for variable, handle in zip(known, handles, strict=True):
         try:
             results.append(hvd.synchronize(handle))
         except HorovodInternalError as error:
@@ -106,6 +106,6 @@ def broadcast(
     if failure is not None:
         raise failure
     is_root = hvd.rank() == root_rank
-    for variable, value in zip(held, results, strict=True):
+    for variable, value in zip(known, results, strict=True):
         if not is_root:
             assign(variable, value)

@@ -22,12 +22,14 @@ def main() -> int:
         return _refused(failure)
     _core.init()
     device, problem = _device(options)
-    told = allgather_object((_core.hostname(), problem), "horovod.bench.hosts", global_process_set)
+    answers = allgather_object(
+        (_core.hostname(), problem), "horovod.bench.hosts", global_process_set
+    )
     try:
-        members = _members(options, [host for host, _ in told])
+        members = _members(options, [host for host, _ in answers])
     except UsageError as failure:
         return _refused(failure)
-    problems = [f"rank {rank} on {host}: {why}" for rank, (host, why) in enumerate(told) if why]
+    problems = [f"rank {rank} on {host}: {why}" for rank, (host, why) in enumerate(answers) if why]
     if problems:
         return _refused(UsageError(f"--device cuda cannot be used. {'; '.join(problems)}"))
     wrong = False
@@ -76,7 +78,7 @@ def _measure_all(options: Options, members: Members, device: Device | None) -> b
     speaks = members.place == 0
     as_text = speaks and options.json != "-"
     if as_text:
-        _say(_report.heading(options, members))
+        _print(_report.heading(options, members))
     found: list[_report.Measured] = []
     collective = ""
     for case in cases(options, members):
@@ -84,11 +86,11 @@ def _measure_all(options: Options, members: Members, device: Device | None) -> b
         found.append(one)
         if as_text:
             if case.collective != collective:
-                _say(_report.columns(case.collective))
-            _say(_report.line(one))
+                _print(_report.columns(case.collective))
+            _print(_report.line(one))
         collective = case.collective
     if as_text:
-        _say(_report.verdict(found))
+        _print(_report.verdict(found))
     if speaks and options.json:
         _report.write_json(options.json, options, members, found)
     return any(one.wrong for one in found)
@@ -131,7 +133,7 @@ def _measure(
     )
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -46,8 +46,8 @@ def found() -> dict[str, tuple[str, str] | str]:
     names = {"cuda": _cuda_version, "rocm": _rocm_version, "nccl": _nccl_version}
     libraries = _core.gpu_libraries()
     return {
-        library: told if isinstance(told, str) else (names[library](told[1]), told[0])
-        for library, told in libraries.items()
+        library: answer if isinstance(answer, str) else (names[library](answer[1]), answer[0])
+        for library, answer in libraries.items()
     }
 
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from horovod import _core
 from horovod.common import _objects
 from horovod.common._ops import Max
-from horovod.common.consistency import SAID_BYTES, Watch
+from horovod.common.consistency import SENT_BYTES, Watch
 from horovod.common.process_sets import ProcessSet
 
 # How often the gradient was sent since the last step; the same with the one that waits for the rest of its group;
@@ -24,7 +24,7 @@ SENT, WAITS_FOR_GROUP, LOCAL_ONLY, IS_DENSE, IS_SPARSE = range(ROWS)
 
 # First where the rank is, then what its divergence watch says.
 _PLACE = 6
-_HEADER = _PLACE + SAID_BYTES
+_HEADER = _PLACE + SENT_BYTES
 _LIMIT = 255
 
 
@@ -118,11 +118,11 @@ class GradientPresence:
     def _header(self) -> bytearray:
         numbers = (self._steps & _LIMIT, self._drops & _LIMIT, self._digest)
         place = [byte for number in numbers for byte in (number, _LIMIT - number)]
-        return bytearray(place) + self.watch.said
+        return bytearray(place) + self.watch.sent
 
     def _compare(self, mine: bytearray, largest: bytearray) -> None:
         if mine[:_PLACE] == largest[:_PLACE]:
-            self.watch.hear(bytes(largest[_PLACE:_HEADER]))
+            self.watch.receive(bytes(largest[_PLACE:_HEADER]))
             return
         same = [mine[i : i + 2] == largest[i : i + 2] for i in range(0, _PLACE, 2)]
         if not same[2]:

@@ -196,17 +196,17 @@ def _agree(mpi: Any, comm: Any, groups: Sequence[Any]) -> CommunicatorJob:
     sets = _sets_of([of_rank["claims"] for of_rank in facts])
     if exchange.size == 1:
         return CommunicatorJob(0, 1, [], "", None, sets)
-    rendezvous, told = None, {}
+    rendezvous, offer = None, {}
     if exchange.rank == 0:
         is_local = len({of_rank["host"] for of_rank in facts}) == 1
         try:
             rendezvous = _core.Rendezvous(exchange.size, is_local, interfaces, key)
             # A key that all have does not travel.
             new_key = rendezvous.key() if key is None else None
-            told = {"addresses": rendezvous.addresses(), "key": new_key}
+            offer = {"addresses": rendezvous.addresses(), "key": new_key}
         except (ValueError, OSError) as error:
-            told = {"problem": str(error)}
-    of_root = exchange.allgather(told)[0]
+            offer = {"problem": str(error)}
+    of_root = exchange.allgather(offer)[0]
     if "problem" in of_root:
         raise ValueError(f"{_INIT}: rank 0 of the communicator: {of_root['problem']}")
     key = key or of_root["key"]

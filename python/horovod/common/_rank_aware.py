@@ -115,11 +115,11 @@ def _entries(value: Any) -> Mapping[Any, Any]:
     fields = getattr(value, "_fields", None)
     if isinstance(value, tuple) and isinstance(fields, tuple):
         return dict(zip(fields, value, strict=True))
-    held = getattr(value, "__dict__", None)
+    attributes = getattr(value, "__dict__", None)
     slots = _slots_of(type(value))
     if not slots:
-        return held if isinstance(held, dict) else {}
-    entries = dict(held) if isinstance(held, dict) else {}
+        return attributes if isinstance(attributes, dict) else {}
+    entries = dict(attributes) if isinstance(attributes, dict) else {}
     missing = object()
     for name in slots:
         entry = getattr(value, name, missing)

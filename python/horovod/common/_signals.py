@@ -136,9 +136,9 @@ class _Watch:
                     self._arrived[number] = _Arrived(number, now, self._grace_s)
                 else:
                     before.comes_again(now)
-            self._look(now)
+            self._poll(now)
 
-    def _look(self, now: float) -> None:
+    def _poll(self, now: float) -> None:
         for number in [n for n, arrived in self._arrived.items() if arrived.deadline <= now]:
             arrived = self._arrived.pop(number)
             self._kept = [kept for kept in [*self._kept, arrived] if not kept.is_over()]

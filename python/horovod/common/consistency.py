@@ -21,7 +21,7 @@ _log = logging.getLogger("horovod")
 
 ACTIONS = ("warn", "error")
 # Bytes of what a watch says.
-SAID_BYTES = 48
+SENT_BYTES = 48
 _NAMED_MAX = 4
 
 
@@ -59,9 +59,9 @@ def compare(
 ) -> list[Difference]:
     """Differences between the members of a set, all of which call with the checksums of the same tensors."""
     digest = _digest(names, sums)
-    said = array("q", [digest, ~digest])
-    _objects.reduce_numbers(said, _ops.Max, f"consistency.{name}", process_set)
-    if said[0] == ~said[1]:
+    sent = array("q", [digest, ~digest])
+    _objects.reduce_numbers(sent, _ops.Max, f"consistency.{name}", process_set)
+    if sent[0] == ~sent[1]:
         return []
     own = [_core.rank(), _digest(names, ()), *sums]
     rows = list(_rows(own, name, process_set))
@@ -134,7 +134,7 @@ class Watch:
     def note_join(self) -> None:
         """Have the ranks, which may have taken different numbers of steps, tell each other how many."""
         if self._every:
-            self.said = self._words(-1 - _core.rank(), 0)  # what no other rank says
+            self.sent = self._words(-1 - _core.rank(), 0)  # what no other rank says
 
     def steps_on(self) -> bool:
         """Count a step; whether `report` is to follow."""
@@ -147,7 +147,7 @@ class Watch:
 
     def _report(self, step: int, names: Sequence[str], sums: Sequence[int]) -> None:
         self._step, self._names, self._sums = step, names, sums
-        self.said = self._words(step, _digest(names, sums) if step else 0)
+        self.sent = self._words(step, _digest(names, sums) if step else 0)
 
     def _words(self, step: int, digest: int) -> bytes:
         raw = b"".join(
@@ -155,7 +155,7 @@ class Watch:
         )
         return raw + bytes(255 - byte for byte in raw)
 
-    def hear(self, largest: bytes) -> None:
+    def receive(self, largest: bytes) -> None:
         """Take what all ranks said, the largest of each byte; all call that said something, or none."""
         half = len(largest) // 2
         pairs = zip(largest[:half], largest[half:], strict=True)

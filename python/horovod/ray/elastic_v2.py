@@ -157,7 +157,7 @@ class TestDiscovery(RayHostDiscovery):
 class _AgentActor:
     """An actor that runs a rank as its child, until the job is over."""
 
-    def attend(
+    def serve_as_agent(
         self,
         invitation: agents.Invitation,
         index: int,
@@ -172,13 +172,13 @@ class _AgentActor:
         for name in os.environ.keys() - executor.without_job(os.environ).keys():
             del os.environ[name]
         with contextlib.ExitStack() as stack:
-            heard = stack.enter_context(_heard(queue)) if queue is not None else {}
-            return agents.attend(
+            logging = stack.enter_context(_received(queue)) if queue is not None else {}
+            return agents.serve_as_agent(
                 invitation,
                 index=index,
                 attempt=attempt,
                 host=host,
-                environment={**_visible(gpus), **variables, **heard},
+                environment={**_visible(gpus), **variables, **logging},
             )
 
 
@@ -192,7 +192,7 @@ def _visible(gpus: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _heard(queue: Any) -> Any:
+def _received(queue: Any) -> Any:
     """Variables by which the rank reaches this process with what it logs."""
     key = secrets.token_bytes(32)
     with (
@@ -333,7 +333,7 @@ class _Actors:
             )
             .remote()
         )
-        reference = actor.attend.remote(
+        reference = actor.serve_as_agent.remote(
             invitation, index, attempt, name, self._variables, self._gpus(host), self.queue
         )
         self._running[reference] = _Running(index, attempt, host, actor, now)

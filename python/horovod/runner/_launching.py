@@ -70,7 +70,7 @@ class Watch(Protocol):
         """Variables for the launcher, so that the ranks find this place."""
         ...
 
-    def look(self, events: Events) -> None:
+    def check(self, events: Events) -> None:
         """Called after every event and several times a second; what it raises ends the job."""
         ...
 
@@ -137,8 +137,8 @@ def _run_launcher(
 ) -> tuple[int, Events]:
     """Run it to its end; its exit status, and what it told."""
     # The end of this pipe tells the launcher that this process has ended, however it did.
-    parent_watch, held = os.pipe()
-    told, telling = os.pipe()
+    parent_watch, kept_open = os.pipe()
+    readable, writable = os.pipe()
     try:
         try:
             process = subprocess.Popen(
@@ -150,16 +150,16 @@ def _run_launcher(
                     **os.environ,
                     **variables,
                     _PARENT_WATCH: str(parent_watch),
-                    FD: str(telling),
+                    FD: str(writable),
                 },
-                pass_fds=[parent_watch, telling],
+                pass_fds=[parent_watch, writable],
                 # Ctrl-C is this process's to pass on.
                 start_new_session=True,
             )
         finally:
             os.close(parent_watch)
-            os.close(telling)
-        events = Events(told)
+            os.close(writable)
+        events = Events(readable)
         with process:
             try:
                 return _follow(process, events, watch, streams, arrivals), events
@@ -167,8 +167,8 @@ def _run_launcher(
                 if process.poll() is None:
                     process.kill()
     finally:
-        os.close(held)
-        os.close(told)
+        os.close(kept_open)
+        os.close(readable)
 
 
 def _follow(
@@ -181,13 +181,13 @@ def _follow(
     """Show what the ranks print until all is over; end them when this thread is interrupted."""
     console = _Console(process, events, streams, arrivals.bar)
 
-    def look() -> None:
+    def check() -> None:
         if watch is not None:
-            watch.look(events)
+            watch.check(events)
         arrivals.take()
 
     try:
-        console.show(look=look)
+        console.show(check=check)
     except BaseException:
         process.send_signal(signal.SIGINT)
         try:
@@ -220,15 +220,15 @@ class _Console:
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
             self._selector.register(stream, selectors.EVENT_READ, (name, decoder))
 
-    def show(self, limit_s: float | None = None, look: Callable[[], None] | None = None) -> None:
+    def show(self, limit_s: float | None = None, check: Callable[[], None] | None = None) -> None:
         """Until both streams and the events end, or for so many seconds; calls `look` in between."""
         deadline = None if limit_s is None else time.monotonic() + limit_s
         while self._selector.get_map():
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return
-            if look is not None:
-                look()
+            if check is not None:
+                check()
                 left = _POLL_EVERY_S
             for key, _ in self._selector.select(left):
                 if isinstance(key.fileobj, Events):

@@ -1,8 +1,8 @@
 """Functions on ranks that run in an executor's tasks, through agents that dial the launcher.
 
 For cluster managers that start processes by their own means (Spark tasks, Ray actors, pods): `run_on_agents` starts
-the launcher where it is called and tells `Tasks.start` where it listens; each task calls `attend`. The launcher needs
-no way to the tasks' hosts, no ssh and no names that resolve.
+the launcher where it is called and passes its addresses to `Tasks.start`; each task calls `serve_as_agent`. The
+launcher needs no way to the tasks' hosts, no ssh and no names that resolve.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from horovod.runner._launching import Outcomes, launch, pickled, results
 from horovod.runner._options import JobOptions
 from horovod.runner.launch import find_horovodrun
 
-__all__ = ["Invitation", "Tasks", "attend", "run_on_agents"]
+__all__ = ["Invitation", "Tasks", "serve_as_agent", "run_on_agents"]
 
 _KEY = "HOROVODRUN_AGENTS_KEY"
 _PYTHON = "HOROVODRUN_AGENTS_PYTHON"
@@ -50,7 +50,7 @@ class Invitation:
     is_elastic: bool = False
 
 
-def attend(
+def serve_as_agent(
     invitation: Invitation,
     *,
     index: int,
@@ -87,7 +87,7 @@ def attend(
         Exit status of the agent: 0 when the job is over, or does not need this task any more. Why it is another
         one is on this process's standard error.
     """
-    status, _ = attend_and_explain(
+    status, _ = serve_and_explain(
         invitation,
         index=index,
         attempt=attempt,
@@ -99,7 +99,7 @@ def attend(
     return status
 
 
-def attend_and_explain(
+def serve_and_explain(
     invitation: Invitation,
     *,
     index: int,
@@ -109,7 +109,7 @@ def attend_and_explain(
     cwd: str | os.PathLike[str] | None = None,
     timeout: int = _DIAL_LIMIT_S,
 ) -> tuple[int, str]:
-    """As `attend`: the exit status of the agent, and the last line that it said of itself."""
+    """As `serve_as_agent`: the exit status of the agent, and the last line that it said of itself."""
     words = {
         "addresses": ",".join(invitation.addresses),
         "key": invitation.key,
@@ -133,14 +133,14 @@ def attend_and_explain(
         start_new_session=True,
     )
     assert agent.stdin is not None
-    said = _Said(agent)
+    last_line = _LastLine(agent)
     try:
         # An agent that could not even read this says why on its standard error.
         with contextlib.suppress(BrokenPipeError):
             agent.stdin.write(text.encode() + b"\n")
             agent.stdin.flush()
         status = agent.wait()
-        return status, said.last()
+        return status, last_line.last()
     finally:
         with contextlib.suppress(BrokenPipeError):
             agent.stdin.close()
@@ -151,7 +151,7 @@ def attend_and_explain(
             agent.wait()
 
 
-class _Said:
+class _LastLine:
     """An agent's messages about itself: on this process's standard error, and its last line."""
 
     def __init__(self, agent: subprocess.Popen[bytes]) -> None:
@@ -185,7 +185,7 @@ class Tasks(Protocol):
     """
 
     def start(self, invitation: Invitation) -> None:
-        """Start tasks that call `attend`, numbered from 0; does not wait for them."""
+        """Start tasks that call `serve_as_agent`, numbered from 0; does not wait for them."""
         ...
 
     def failure(self) -> BaseException | None:
@@ -356,7 +356,7 @@ class _Watch:
             variables[_PYTHON] = platform.python_version()
         return variables
 
-    def look(self, events: Events) -> None:
+    def check(self, events: Events) -> None:
         options = self._options
         if self._invited_at is None:
             if events.addresses is None:

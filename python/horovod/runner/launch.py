@@ -47,8 +47,8 @@ def find_horovodrun() -> str:
     on_path = shutil.which("horovodrun")
     if on_path is not None:
         return on_path
-    looked = ", ".join(str(place) for place in places)
-    raise FileNotFoundError(f"horovodrun was found neither in {looked} nor on the PATH")
+    tried = ", ".join(str(place) for place in places)
+    raise FileNotFoundError(f"horovodrun was found neither in {tried} nor on the PATH")
 
 
 def _recorded() -> list[Path]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from horovod import __version__
 from horovod.runner._options import JobOptions
-from horovod.runner.agents import Invitation, attend_and_explain
+from horovod.runner.agents import Invitation, serve_and_explain
 from horovod.runner.common.util.timeout import TimeoutException
 from horovod.spark.task import GPU_ADDRESSES
 
@@ -125,22 +125,24 @@ class SparkTasks:
             for stage in info.stageIds if info else ():
                 of_stage = tracker.getStageInfo(stage)
                 running += of_stage.numActiveTasks if of_stage else 0
-        said = f"{self._caller}: {running} of {self._count} tasks run after {self._start_timeout} s"
+        reason = (
+            f"{self._caller}: {running} of {self._count} tasks run after {self._start_timeout} s"
+        )
         for _, error in self._failed_tasks():
             if own := _OWN_ERROR.findall(error):
                 return TimeoutException(
-                    f"Timed out waiting for Spark tasks to report. {said}; {own[-1]}"
+                    f"Timed out waiting for Spark tasks to report. {reason}; {own[-1]}"
                 )
         if running == self._count:
             return TimeoutException(
-                f"Timed out waiting for Spark tasks to report. {said}, but not all have reached the launcher on "
+                f"Timed out waiting for Spark tasks to report. {reason}, but not all have reached the launcher on "
                 f"{socket.gethostname()} at {', '.join(self._addresses)}. Executors with tasks: "
                 f"{', '.join(self._busy_executors())}. Let executors connect to the driver, on any port; choose "
                 "the interface with nics, or wait longer with start_timeout or HOROVOD_SPARK_START_TIMEOUT"
             )
         slots = self._context.defaultParallelism
         return TimeoutException(
-            f"Timed out waiting for Spark tasks to start. {said}, and Spark says that it has {slots} slots. Free "
+            f"Timed out waiting for Spark tasks to start. {reason}, and Spark says that it has {slots} slots. Free "
             "some, ask for fewer with num_proc, or wait longer with start_timeout or HOROVOD_SPARK_START_TIMEOUT"
         )
 
@@ -181,10 +183,10 @@ def explained(caller: str, error: Exception, where: str = "") -> Exception:
     elif "No module named 'horovod" in text:
         cure = "executors have no horovod-rs: install the wheel in the Python that they use (PYSPARK_PYTHON)"
     elif "PYTHON_VERSION_MISMATCH" in text:
-        said = re.findall(r"Python in worker has different version.*?(?=, PySpark|\n|$)", text)
+        reason = re.findall(r"Python in worker has different version.*?(?=, PySpark|\n|$)", text)
         cure = (
-            f"executors use another Python ({said[0] if said else 'than the driver'}): set PYSPARK_PYTHON to one of "
-            "the driver's version"
+            f"executors use another Python ({reason[0] if reason else 'than the driver'}): set PYSPARK_PYTHON to one "
+            "of the driver's version"
         )
     else:
         cure = f"the Spark job has failed: {_cause(text) or type(error).__name__}"
@@ -225,10 +227,10 @@ class Attendance:
         self._dial_limit_s = dial_limit_s
 
     def __call__(self, _: Iterable[Any]) -> Iterator[int]:
-        index, status, said = self.run()
+        index, status, reason = self.run()
         if status != 0:
             # Spark starts the task again, if it may.
-            raise RuntimeError(_failed_agent(index, status, said))
+            raise RuntimeError(_failed_agent(index, status, reason))
         yield index
 
     def run(self) -> tuple[int, int, str]:
@@ -249,22 +251,22 @@ class Attendance:
             variables["PYTHONPATH"] = os.pathsep.join(
                 [*sent, *filter(None, [os.environ.get("PYTHONPATH")])]
             )
-        status, said = attend_and_explain(
+        status, reason = serve_and_explain(
             self._invitation,
             index=index,
             attempt=attempt,
             environment=variables,
             timeout=self._dial_limit_s,
         )
-        return index, status, said
+        return index, status, reason
 
 
-def _failed_agent(index: int, status: int, said: str) -> str:
+def _failed_agent(index: int, status: int, reason: str) -> str:
     where = f"task {index} on host {socket.gethostname()}"
-    _, found, why = said.partition("cannot reach the launcher: ")
+    _, found, why = reason.partition("cannot reach the launcher: ")
     if found:
         return (
             f"{where} cannot reach the launcher on the driver ({why}): let executors connect to the driver, on any "
             "port, or choose the interface with nics"
         )
-    return f"{where}: its agent ended with exit status {status}{': ' * bool(said)}{said}"
+    return f"{where}: its agent ended with exit status {status}{': ' * bool(reason)}{reason}"

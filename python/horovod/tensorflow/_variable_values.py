@@ -19,11 +19,11 @@ Session = Any
 
 def read_values(variables: Sequence[Any], session: Session = None) -> list[Any]:
     """The values as arrays of their own."""
-    held = [tf_variable(variable) for variable in variables]
+    converted = [tf_variable(variable) for variable in variables]
     if session is not None:
-        return [np.array(value) for value in session.run(held)] if held else []
+        return [np.array(value) for value in session.run(converted)] if converted else []
     # Of a number without dimensions `numpy` makes no array.
-    return [np.asarray(variable.numpy()) for variable in held]
+    return [np.asarray(variable.numpy()) for variable in converted]
 
 
 def write_values(variables: Sequence[Any], values: Sequence[Any], session: Session = None) -> None:

@@ -22,20 +22,20 @@ def tf_variable(variable: Any) -> Any:
     value = getattr(variable, "value", None)
     if value is None or callable(value):  # of a tf.Variable it is a method
         return variable
-    held = getattr(variable, "_value", value)
-    if hasattr(held, "assign"):
-        return held
+    inner = getattr(variable, "_value", value)
+    if hasattr(inner, "assign"):
+        return inner
     raise TypeError(
         f"horovod.tensorflow works on variables of TensorFlow, not on {type(variable).__module__}."
-        f"{type(variable).__qualname__} that holds a {type(held).__module__}.{type(held).__qualname__}; for other "
+        f"{type(variable).__qualname__} that holds a {type(inner).__module__}.{type(inner).__qualname__}; for other "
         "backends of Keras use horovod.keras."
     )
 
 
 def key_of(variable: Any) -> Hashable:
     """A dict's key, the same for a variable of Keras 3 and the `tf.Variable` that it holds."""
-    held = tf_variable(variable)
-    return held.ref() if hasattr(held, "ref") else id(held)
+    inner = tf_variable(variable)
+    return inner.ref() if hasattr(inner, "ref") else id(inner)
 
 
 def vars_to_refs(vars: Any) -> Any:

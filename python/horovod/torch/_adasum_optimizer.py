@@ -134,8 +134,8 @@ class _DistributedAdasumOptimizer(Wrapped):
         self, moved: list[tuple[str, torch.Tensor]], before: list[torch.Tensor], watch: Watch
     ) -> None:
         compression = self._hvd_settings.options.compression
-        said, largest = watch.said, bytearray(watch.said)
-        name = f"consistency.{self._hvd_settings.key}.said"
+        own, largest = watch.sent, bytearray(watch.sent)
+        name = f"consistency.{self._hvd_settings.key}.sent"
         sent = [start_reducing_bytes(largest, Max, name, global_process_set)]
         contexts = []
         with torch.no_grad():
@@ -145,8 +145,8 @@ class _DistributedAdasumOptimizer(Wrapped):
                 contexts.append(ctx)
                 param.copy_(start)  # until the combined move is known, and if it never comes
             _, *results = [synchronize(handle) for handle in sent]
-            if largest != said:
-                watch.hear(bytes(largest))
+            if largest != own:
+                watch.receive(bytes(largest))
             watch.raise_difference()
             for (_, param), result, ctx in zip(moved, results, contexts, strict=True):
                 param.add_(compression.decompress(result, ctx))

@@ -54,8 +54,8 @@ def refuse_shared(
     """Raise if parameters are also among those of other optimizers."""
 
     def shared() -> str | None:
-        held = list(others())
-        return next((name for name, param in named if any(param in of for of in held)), None)
+        owned = list(others())
+        return next((name for name, param in named if any(param in of for of in owned)), None)
 
     if shared() is not None:
         gc.collect()  # an optimizer that a scheduler refers to lives longer than its last user

@@ -294,7 +294,7 @@ class GradientReducer:
         if not self._exclusive:  # no backward pass that our hooks have seen
             self._check_exclusive()
         if self._open:
-            self._sender.look_again()
+            self._sender.check_again()
             for entry in self._entries:
                 if entry.state == IDLE and entry.param.grad is not None:
                     self._ready(entry)
@@ -559,7 +559,7 @@ class GradientReducer:
         as_dense = self._options.sparse_as_dense
         # By group: what travels now because a rank that had all members sent them, or because some rank holds it back.
         sent: dict[Group, list[GradientEntry]] = {}
-        held: dict[Group, list[GradientEntry]] = {}
+        unsent: dict[Group, list[GradientEntry]] = {}
         for index, (entry, number) in enumerate(zip(self._entries, numbers, strict=True)):
             if wanted[index] < number:
                 continue
@@ -578,9 +578,9 @@ class GradientReducer:
             if entry.group is None or (entry.sparse and not as_dense):
                 self._send(entry, entry.param.grad)
             else:
-                by_group = sent if rows[SENT][index] >= number else held
+                by_group = sent if rows[SENT][index] >= number else unsent
                 by_group.setdefault(entry.group, []).append(entry)
-        for groups in (held, sent):
+        for groups in (unsent, sent):
             for group, entries in groups.items():
                 chosen = set(entries)
                 self._send_group([entry for entry in group.members if entry in chosen])

@@ -74,9 +74,9 @@ class Sender:
         self._copies.clear()
         self.awaited.clear()
         self.handed_over = self.sparse = False
-        self.look_again()
+        self.check_again()
 
-    def look_again(self) -> None:
+    def check_again(self) -> None:
         """Find out anew which gradients overlap: the script may have assigned some."""
         self._overlaps = None
 
@@ -197,7 +197,7 @@ class Sender:
         with torch.no_grad():
             for grad, copy in copies:
                 grad.copy_(copy)
-        self.look_again()
+        self.check_again()
 
     def _send_sparse(self, entry: GradientEntry, grad: torch.Tensor) -> None:
         self.handed_over = True

@@ -138,8 +138,8 @@ def refuse_others(optimizer: object) -> None:
     if isinstance(optimizer, torch.optim.Optimizer):
         return
     kind = type(optimizer).__name__
-    held = getattr(optimizer, "__dict__", {})
-    inner = next((k for k, v in held.items() if isinstance(v, torch.optim.Optimizer)), None)
+    attributes = getattr(optimizer, "__dict__", {})
+    inner = next((k for k, v in attributes.items() if isinstance(v, torch.optim.Optimizer)), None)
     cure = "Pass one, such as torch.optim.SGD(model.parameters(), lr=0.1)."
     if inner is not None:
         cure = (

@@ -215,11 +215,11 @@ class _HorovodStrategy(_Strategy):  # type: ignore[misc]
         names = {param: name for name, param in self.lightning_module.named_parameters()}
         wrapped = []
         for optimizer in self.optimizers:
-            held = [param for group in optimizer.param_groups for param in group["params"]]
-            named = [(names[param], param) for param in held if param in names]
+            params = [param for group in optimizer.param_groups for param in group["params"]]
+            named = [(names[param], param) for param in params if param in names]
             wrapped.append(
                 hvd.DistributedOptimizer(
-                    optimizer, named if len(named) == len(held) else None, **self._options
+                    optimizer, named if len(named) == len(params) else None, **self._options
                 )
             )
         self.optimizers = wrapped

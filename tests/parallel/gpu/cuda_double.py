@@ -168,7 +168,7 @@ class _Moved(torch.autograd.Function):
 
 
 # Functions that look at what a tensor is, not at its elements.
-_LOOKS = frozenset(
+_QUERIES = frozenset(
     (
         "__get__",
         "dim",
@@ -321,11 +321,11 @@ class GpuTensor(torch.Tensor):
                 return args[0].cpu() if to_host else args[0]
         operands = list(_tensors([*args, *kwargs.values()]))
         index = next((d for d in map(_device_of, operands) if d is not None), 0)
-        looks = name in _LOOKS or name in _NEW
+        is_query = name in _QUERIES or name in _NEW
         if name == "contiguous":
-            looks = args[0].is_contiguous(*args[1:], **kwargs)
+            is_query = args[0].is_contiguous(*args[1:], **kwargs)
         _note_wait(func, args, to_host)
-        if not looks:
+        if not is_query:
             for operand in operands:
                 _tell_read(operand)
         with torch._C.DisableTorchFunctionSubclass():

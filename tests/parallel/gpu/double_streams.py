@@ -56,8 +56,8 @@ def violations() -> list[str]:
     """Violations: uses without an order, after a free, or against a rule of CUDA or NCCL."""
     text = ctypes.create_string_buffer(1 << 16)
     count = library.double_violations(text, len(text))
-    told = text.value.decode(errors="replace").splitlines()
-    return told or [f"{count} violations without a text"] if count else []
+    texts = text.value.decode(errors="replace").splitlines()
+    return texts or [f"{count} violations without a text"] if count else []
 
 
 def count(call: str) -> int:
@@ -98,7 +98,7 @@ class Stream:
         call_double("double_stream_synchronize", self.cuda_stream)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """In the block nothing runs that is put on the stream, or that waits for it."""
         gate = library.double_stream_gate(self.cuda_stream)
         assert gate

@@ -17,7 +17,7 @@ current_stream = torch.cuda.current_stream
 class Stream(torch.cuda.Stream):
     """A stream that can be captured."""
 
-    def held(self) -> contextlib.AbstractContextManager[None]:
+    def paused(self) -> contextlib.AbstractContextManager[None]:
         """Nobody can hold a real GPU: tests that do are for the double."""
         raise NotImplementedError
 

@@ -129,9 +129,9 @@ def test_the_current_device_is_not_the_tensors(operation):
     elsewhere, side = (DEVICE + 1) % number_of_gpus(), Stream(DEVICE)
     tensor, values = on_gpu(torch.zeros(SIZE * 3), DEVICE), torch.ones(SIZE * 3)
     write = (side.cuda_stream, tensor.data_ptr(), values.data_ptr(), values.nbytes)
-    with current_device(elsewhere), current_stream(elsewhere).held(), stream(side):
+    with current_device(elsewhere), current_stream(elsewhere).paused(), stream(side):
         context = current_context()
-        with side.held():
+        with side.paused():
             # Nobody waits for it but the stream's next.
             call("double_stream_write", *write)
             handle = OPERATIONS[operation](tensor)

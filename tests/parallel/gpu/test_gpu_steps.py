@@ -68,11 +68,11 @@ def test_a_step_has_the_host_wait_for_nothing(options, scales):
     passes = OPTIONS[options].get("backward_passes_per_step", 1)
     scaler = Scaler() if scales else None
     x, y = on_gpu(torch.randn(ROWS, 5), DEVICE), on_gpu(torch.randn(ROWS, 2), DEVICE)
-    looks = ["item"] if scales else []
+    queries = ["item"] if scales else []
     losses = []
     for step in range(3):
         # The first step makes what the later ones use.
-        with without_waiting(*looks) if step else nullcontext():
+        with without_waiting(*queries) if step else nullcontext():
             optimizer.zero_grad()
             for _ in range(passes):
                 loss = torch.nn.functional.mse_loss(model(x), y)
@@ -126,7 +126,7 @@ def test_an_operation_ends_for_the_host_before_its_tensor_is_ready(operation):
     call = calls(tensor)[operation]
     hvd.synchronize(call())
     torch.cuda.current_stream(DEVICE).synchronize()
-    with stream(side), side.held(), without_waiting():
+    with stream(side), side.paused(), without_waiting():
         handle = call()
         # Nothing can have run yet: whoever waits for it waits for ever.
         hvd.synchronize(handle)

@@ -11,8 +11,8 @@ from conformance.adapter import Adapter, Extent, Fault, Form, Packing, of_numpy
 from conformance.suite import Conformance
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "float16", "bfloat16", "float32")
-TOLD = (RuntimeError, ValueError)
-FAULTS = dict.fromkeys(set(Fault) - {Fault.UNREGISTERED}, (*TOLD, TypeError))
+RAISED = (RuntimeError, ValueError)
+FAULTS = dict.fromkeys(set(Fault) - {Fault.UNREGISTERED}, (*RAISED, TypeError))
 
 
 class Eager(Adapter):

@@ -428,12 +428,14 @@ def test_programs_for_gpus_have_the_same_calls_which_other_functions_carry_out()
         assert "custom_call @horovod_xla_allgather(" in text
 
     # As JAX's plugin for CUDA asks for what was registered before it came.
-    told = {}
-    xla_client.register_custom_call_handler("CUDA", lambda *call: told.update({call[0]: call}))
+    registered = {}
+    xla_client.register_custom_call_handler(
+        "CUDA", lambda *call: registered.update({call[0]: call})
+    )
 
     library = ctypes.CDLL(_core.__file__)
     for kind in ("allreduce", "broadcast", "allgather", "alltoall", "reducescatter"):
-        _, capsule, platform, version, traits = told[f"horovod_xla_{kind}"]
+        _, capsule, platform, version, traits = registered[f"horovod_xla_{kind}"]
         function = getattr(library, f"horovod_xla_cuda_{kind}")
         assert _address(capsule) == ctypes.cast(function, ctypes.c_void_p).value
         assert (platform, version) == ("CUDA", 1)

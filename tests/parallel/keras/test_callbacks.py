@@ -111,8 +111,8 @@ def test_warmup(capsys):
     np.testing.assert_allclose(seen[:2].ravel(), want, rtol=1e-5)
     np.testing.assert_allclose(seen[2], 0.6, rtol=1e-5)
     np.testing.assert_allclose(history["lr"], seen[:, -1], rtol=1e-5)
-    said = "Epoch 2: finished gradual learning rate warmup to 0.6." in capsys.readouterr().out
-    assert said == (RANK == 0)
+    printed = "Epoch 2: finished gradual learning rate warmup to 0.6." in capsys.readouterr().out
+    assert printed == (RANK == 0)
 
 
 def test_schedules():

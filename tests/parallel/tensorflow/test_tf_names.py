@@ -109,14 +109,16 @@ SIGNATURES = {
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_parameters_are_in_the_usual_order_with_the_usual_defaults(name):
-    said = []
+    parameters = []
     for parameter in inspect.signature(getattr(hvd, name)).parameters.values():
         default = parameter.default
         shown = {id(hvd.Compression.none): "C", id(hvd.global_process_set): "P"}.get(
             id(default), repr(default)
         )
-        said.append(parameter.name if default is parameter.empty else f"{parameter.name}={shown}")
-    assert ", ".join(said) == SIGNATURES[name]
+        parameters.append(
+            parameter.name if default is parameter.empty else f"{parameter.name}={shown}"
+        )
+    assert ", ".join(parameters) == SIGNATURES[name]
 
 
 def test_importing_it_imports_no_keras_beyond_tensorflows_own():

@@ -46,7 +46,7 @@ def named(name):
 
 
 @pytest.fixture
-def heard(caplog):
+def logged(caplog):
     caplog.set_level(logging.WARNING, logger="horovod")
     return lambda: [
         r.getMessage() for r in caplog.records if "do not hold the same" in r.getMessage()
@@ -79,26 +79,26 @@ def test_a_flipped_bit_is_named_with_tensor_ranks_and_step(op):
 
 
 @both_optimizers
-def test_a_warning_comes_once_for_each_set_of_tensors(heard, op):
+def test_a_warning_comes_once_for_each_set_of_tensors(logged, op):
     if hvd.size() == 1:
         return
     model, optimizer = replica(check_consistency=1, op=op)
     train(model, optimizer, 2)
-    assert not heard()
+    assert not logged()
     flip_a_bit(model.bias)
     train(model, optimizer, 5)
-    assert len(heard()) == (hvd.rank() == 0)
+    assert len(logged()) == (hvd.rank() == 0)
     flip_a_bit(model.weight)
     train(model, optimizer, 3)
-    assert len(heard()) == 2 * (hvd.rank() == 0)
+    assert len(logged()) == 2 * (hvd.rank() == 0)
     if hvd.rank() == 0:
-        first, second = heard()
+        first, second = logged()
         assert named("bias") in first
         assert "weight" not in first
         assert "2 of 2 tensors differ" in second
 
 
-def test_equal_replicas_raise_no_alarm_whatever_they_hold(heard):
+def test_equal_replicas_raise_no_alarm_whatever_they_hold(logged):
     model, optimizer = replica(check_consistency=1, consistency_action="error")
     with torch.no_grad():
         model.weight.fill_(float("nan"))
@@ -107,7 +107,7 @@ def test_equal_replicas_raise_no_alarm_whatever_they_hold(heard):
     if hvd.rank() % 2:
         model.weight.data = model.weight.data.t().contiguous().t()
     train(model, optimizer, 4)
-    assert not heard()
+    assert not logged()
 
 
 @both_optimizers
@@ -168,7 +168,7 @@ def test_a_comparison_at_the_end_of_an_epoch_is_not_lost(between):
             train(model, optimizer, 1)
 
 
-def test_only_the_ranks_of_a_process_set_are_compared(heard):
+def test_only_the_ranks_of_a_process_set_are_compared(logged):
     """Its first member speaks for it; what the other ranks hold and whether they train does not count."""
     if hvd.size() < 3:
         return
@@ -180,8 +180,8 @@ def test_only_the_ranks_of_a_process_set_are_compared(heard):
         train(model, optimizer, 3)
         flip_a_bit(model.weight)
         train(model, optimizer, 2)
-        assert len(heard()) == (hvd.rank() == 1)
-        for text in heard():
+        assert len(logged()) == (hvd.rank() == 1)
+        for text in logged():
             assert "after step 4 of this optimizer: 'weight' " in text
             last = hvd.size() - 1
             sides = (
@@ -248,7 +248,7 @@ def test_wrong_arguments():
             replica(**wrong)
 
 
-def test_tensors_are_compared_on_request(heard):
+def test_tensors_are_compared_on_request(logged):
     norm = torch.nn.BatchNorm1d(4)
     assert hvd.check_consistency(norm.state_dict(), action="error")
     assert hvd.check_consistency([])
@@ -258,7 +258,7 @@ def test_tensors_are_compared_on_request(heard):
     with pytest.raises(ReplicasDifferError, match="'running_mean' differs between rank 0, rank 1"):
         hvd.check_consistency(norm.named_buffers(), action="error", name="buffers")
     assert not hvd.check_consistency(norm.named_buffers(), action="warn")
-    assert len(heard()) == (hvd.rank() == 0)
+    assert len(logged()) == (hvd.rank() == 0)
     assert hvd.check_consistency(norm.named_parameters(), action="error")
     with pytest.raises(ValueError, match="different tensors"):
         hvd.check_consistency({f"of rank {hvd.rank()}": torch.zeros(1)})

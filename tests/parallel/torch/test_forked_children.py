@@ -133,8 +133,8 @@ def test_a_forked_child_holds_none_of_the_jobs_descriptors():
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        held = {target for _, target in job_descriptors()} & ours
-        os.write(writer, repr(held).encode())
+        inherited = {target for _, target in job_descriptors()} & ours
+        os.write(writer, repr(inherited).encode())
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as stream:

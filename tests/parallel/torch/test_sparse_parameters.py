@@ -32,9 +32,9 @@ LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc]
 )
 def test_sparse_buffers_become_the_roots(params, layout):
     model = WithMatrix(5, layout)
-    held = model.matrix
+    before = model.matrix
     hvd.broadcast_parameters(params(model), root_rank=0)
-    assert model.matrix is held
+    assert model.matrix is before
     assert model.matrix.layout is layout
     assert torch.equal(model.matrix.to_dense(), matrix_with(5, layout, 1.0).to_dense())
 

@@ -202,7 +202,7 @@ fn while_a_rank_is_merely_slow_nobody_is_asked() {
     assert_eq!(world.polls, 1);
     assert_eq!(soft.deadline(), None, "until something comes");
     soft.has_news();
-    assert_eq!(soft.deadline(), Some(2 * LOOK_INTERVAL));
+    assert_eq!(soft.deadline(), Some(2 * POLL_INTERVAL));
     for rank in 0..3 {
         soft.notice(0, Rank(rank), false);
     }
@@ -274,14 +274,14 @@ fn no_answer_is_not_waited_for_long() {
         .hard(&[(1, "metric")])
         .soft(&[(0, "presence")]);
     soft.notice(0, Rank(0), true);
-    let Some(SoftStep::Ask { question, .. }) = soft.poll(LOOK_INTERVAL, &mut world) else {
+    let Some(SoftStep::Ask { question, .. }) = soft.poll(POLL_INTERVAL, &mut world) else {
         panic!("a question");
     };
     soft.answered(question, Rank(0), world.brief(0, &[]));
-    assert_eq!(soft.deadline(), Some(LOOK_INTERVAL + ANSWERS_TIMEOUT));
-    assert_eq!(soft.poll(LOOK_INTERVAL + ANSWERS_TIMEOUT, &mut world), None);
+    assert_eq!(soft.deadline(), Some(POLL_INTERVAL + ANSWERS_TIMEOUT));
+    assert_eq!(soft.poll(POLL_INTERVAL + ANSWERS_TIMEOUT, &mut world), None);
     assert_eq!(
         soft.deadline(),
-        Some(LOOK_INTERVAL + ANSWERS_TIMEOUT + PAUSE)
+        Some(POLL_INTERVAL + ANSWERS_TIMEOUT + PAUSE)
     );
 }

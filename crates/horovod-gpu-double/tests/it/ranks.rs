@@ -417,7 +417,7 @@ fn what_a_version_does_not_have_is_not_called() {
 }
 
 #[test]
-fn configurations_are_looked_at() {
+fn configurations_are_checked() {
     let rig = rig("");
     let try_with = |config: Config| {
         let mut communicator = null_mut();

@@ -52,7 +52,7 @@ impl Examined {
         let mut buffer = vec![0; 64 << 10];
         while self.signals.take().is_empty() {
             while let Some(answer) = self.examiner.next_answer() {
-                self.say(answer);
+                self.send(answer);
             }
             if self.outbox.flush(&mut self.stdout).is_err() {
                 break;
@@ -86,7 +86,7 @@ impl Examined {
         Ok(())
     }
 
-    fn say(&mut self, answer: Answer) {
+    fn send(&mut self, answer: Answer) {
         FromAgent::Found(answer).encode(self.outbox.buffer());
     }
 
@@ -111,7 +111,7 @@ impl Examined {
             return Ok(());
         };
         let is_the_time = matches!(answer, Answer::Clock(..));
-        self.say(answer);
+        self.send(answer);
         // The launcher measures how long this one takes.
         if is_the_time {
             self.outbox.flush(&mut self.stdout)?;

@@ -81,14 +81,14 @@ pub(crate) fn is_in_lsf() -> bool {
 
 /// The launcher's environment for ranks that MPI's launcher starts, without what that gives them: its own variables,
 /// and those that it was told to give.
-pub(crate) fn forwarded_to_mpi(told: &[String]) -> Variables {
+pub(crate) fn forwarded_to_mpi(given: &[String]) -> Variables {
     let mut variables = forwarded(false);
     let is_of_mpi = |name: &OsStr| {
         let mut prefixes = OF_MPI_PREFIXES.iter();
         prefixes.any(|prefix| name.as_bytes().starts_with(prefix.as_bytes()))
     };
-    let is_told = |name: &OsStr| told.iter().any(|other| name == other.as_str());
-    variables.retain(|(name, _)| !is_of_mpi(name) && !is_told(name));
+    let is_given = |name: &OsStr| given.iter().any(|other| name == other.as_str());
+    variables.retain(|(name, _)| !is_of_mpi(name) && !is_given(name));
     variables
 }
 

@@ -68,12 +68,12 @@ fn all_of_an_allocation_is_used_and_named_in_one_line() {
         let line = format!(
             "horovodrun: note: uses the whole allocation of {by}, 3 slots on 2 hosts (localhost:2,127.0.0.1:1; from "
         );
-        let told: Vec<_> = ended
+        let notes: Vec<_> = ended
             .err
             .lines()
             .filter(|l| l.contains("allocation"))
             .collect();
-        assert!(told.len() == 1 && told[0].starts_with(&line), "{told:?}");
+        assert!(notes.len() == 1 && notes[0].starts_with(&line), "{notes:?}");
         // With a number of processes its hosts are filled in order, and nothing needs to be said.
         let ended = run(set(shell(2, script)));
         assert_eq!(

@@ -57,7 +57,7 @@ macro_rules! functions {
             ///
             /// # Errors
             /// The names of those that this TensorFlow lacks.
-            pub(crate) fn look_up(library: Library) -> Result<Self, Vec<&'static CStr>> {
+            pub(crate) fn resolve(library: Library) -> Result<Self, Vec<&'static CStr>> {
                 let all: &[&'static CStr] = &[$($symbol),*];
                 let missing = || -> Vec<&'static CStr> {
                     all.iter().copied().filter(|name| library.symbol(name).is_none()).collect()

@@ -185,7 +185,7 @@ impl Callers {
         self.submitted.load(Ordering::Relaxed)
     }
 
-    pub(super) fn look(&self, now_ns: u64) -> Waits {
+    pub(super) fn observe(&self, now_ns: u64) -> Waits {
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let mut alive = 0;
         let (mut handles, mut soft) = (Vec::new(), Vec::new());
@@ -219,19 +219,19 @@ mod tests {
     #[test]
     fn a_thread_waits_from_the_call_on_until_it_has_a_result_or_does_something_else() {
         let callers = Callers::new();
-        assert!(!callers.look(0).all, "nobody has called");
+        assert!(!callers.observe(0).all, "nobody has called");
         callers.submits();
-        assert!(!callers.look(0).all);
+        assert!(!callers.observe(0).all);
         callers.waits(Handle(7), true);
-        let waits = callers.look(50 * SECOND);
+        let waits = callers.observe(50 * SECOND);
         assert!(waits.all && waits.handles == [Handle(7)] && waits.soft == [Handle(7)]);
         callers.pauses(50 * SECOND);
-        assert!(callers.look(50 * SECOND + 1).all, "between two slices");
-        assert!(!callers.look(52 * SECOND).all, "it has gone elsewhere");
+        assert!(callers.observe(50 * SECOND + 1).all, "between two slices");
+        assert!(!callers.observe(52 * SECOND).all, "it has gone elsewhere");
         callers.waits(Handle(7), false);
-        assert_eq!(callers.look(53 * SECOND).soft, []);
+        assert_eq!(callers.observe(53 * SECOND).soft, []);
         callers.waits_no_more();
-        assert!(!callers.look(53 * SECOND).all);
+        assert!(!callers.observe(53 * SECOND).all);
         assert_eq!(callers.submitted(), 1);
     }
 
@@ -242,33 +242,36 @@ mod tests {
         std::thread::scope(|s| {
             let other = s.spawn(|| {
                 callers.submits();
-                assert!(!callers.look(0).all, "the other waits, this one does not");
+                assert!(
+                    !callers.observe(0).all,
+                    "the other waits, this one does not"
+                );
             });
             // The end of a scope does not wait for what a thread drops last, this does.
             other.join().unwrap();
         });
-        assert!(callers.look(0).all);
+        assert!(callers.observe(0).all);
     }
 
     #[test]
     fn a_thread_of_a_framework_is_not_registered() {
         let callers = Callers::new();
         callers.submits();
-        assert!(!callers.look(0).has_guests);
+        assert!(!callers.observe(0).has_guests);
         let callers = Callers::new();
         let guest = Guest::begin();
         callers.submits();
         callers.waits(Handle(1), false);
-        let waits = callers.look(0);
+        let waits = callers.observe(0);
         assert!(!waits.all && waits.has_guests, "nobody is known");
         drop(guest);
         callers.submits();
         // One that has called for itself stays known.
         let _guest = Guest::begin();
         callers.waits(Handle(2), false);
-        assert!(callers.look(0).all);
+        assert!(callers.observe(0).all);
         assert_eq!(callers.submitted(), 2);
-        assert!(callers.look(0).has_guests, "they may come back");
+        assert!(callers.observe(0).has_guests, "they may come back");
     }
 
     #[test]
@@ -276,6 +279,6 @@ mod tests {
         let (a, b) = (Callers::new(), Callers::new());
         a.waits(Handle(1), false);
         b.submits();
-        assert!(a.look(0).all && !b.look(0).all);
+        assert!(a.observe(0).all && !b.observe(0).all);
     }
 }

@@ -34,7 +34,7 @@ impl DeviceMonitor {
     }
 
     /// Polls the work on this rank's devices. `is_alone`: nobody else can say more about it.
-    pub(super) fn look(
+    pub(super) fn check(
         &mut self,
         now: Time,
         shared: &EngineState,

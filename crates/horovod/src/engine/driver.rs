@@ -342,7 +342,7 @@ impl Pump {
             self.settle_lost_peer();
             let mut time = None;
             let deadline = self.node.next_deadline();
-            if deadline.is_some() || self.inspection.looks() {
+            if deadline.is_some() || self.inspection.polls() {
                 let now = *time.insert(self.cached_time.of(&self.shared));
                 if deadline.is_some_and(|deadline| deadline <= now) {
                     self.node.handle_timeout(now);
@@ -354,8 +354,8 @@ impl Pump {
             // The last messages may still wait for space in a socket; received events no longer matter.
             while self.links.poll().is_some() {}
         }
-        if let Some(held) = self.shared.round.take_held() {
-            self.links.send_training_state(held);
+        if let Some(state) = self.shared.round.take_state() {
+            self.links.send_training_state(state);
         }
         progress |= self.complete_on_device();
         progress |= self.links.carry();

@@ -36,7 +36,7 @@ pub(super) struct Inspection {
     /// On rank 0: ranks with soft waits.
     soft: Option<SoftWatch>,
     /// Since when this rank has waited softly as rank 0 was told, and whether it is to be told now.
-    told_soft: Option<u64>,
+    reported_soft: Option<u64>,
     tell_soft: bool,
     gives_up: bool,
     devices: DeviceMonitor,
@@ -66,7 +66,7 @@ pub(super) struct InHand<'a> {
 pub(super) enum DeviceNews {
     None,
     /// Something waits to be sent.
-    Said,
+    Reported,
     /// Rank 0: where all ranks are.
     Stuck(Box<DeviceDiagnosis>),
     /// This rank ends the job; why.
@@ -101,7 +101,7 @@ impl Inspection {
             me: topology.rank,
             leader: after_ms.map(Leader::new),
             soft: leads.then(SoftWatch::default),
-            told_soft: None,
+            reported_soft: None,
             tell_soft: false,
             gives_up: config.deadlock_error,
             devices: DeviceMonitor::new(config.stall_check, device_timeout, topology),
@@ -118,7 +118,7 @@ impl Inspection {
     }
 
     /// Whether [`Self::is_due`] is to be told the time.
-    pub(super) fn looks(&self) -> bool {
+    pub(super) fn polls(&self) -> bool {
         self.leads() || self.soft.as_ref().is_some_and(SoftWatch::is_active)
     }
 
@@ -132,7 +132,7 @@ impl Inspection {
     /// When to tell rank 0 of a soft wait, and since when it lasts.
     fn soft_wait_due(&self, shared: &EngineState) -> Option<(u64, u64)> {
         let since = shared.callers.soft().since().filter(|_| !shared.alone)?;
-        (self.told_soft != Some(since)).then(|| (shared.callers.soft().due(since), since))
+        (self.reported_soft != Some(since)).then(|| (shared.callers.soft().due(since), since))
     }
 
     /// When to tell rank 0 of a soft wait; if that is now, [`Self::poll`] has something to do. Asked before a sleep
@@ -150,7 +150,7 @@ impl Inspection {
         !self.outbox.is_empty()
             || self.answering.is_some()
             || self.tell_soft
-            || (self.told_soft.is_some() && shared.callers.soft().since().is_none())
+            || (self.reported_soft.is_some() && shared.callers.soft().since().is_none())
             || soft.is_some_and(|(s, now)| s.deadline().is_some_and(|at| at <= now.0))
             || leader.is_some_and(|(l, now)| l.is_due(now.0 / NS_PER_MS))
     }
@@ -172,7 +172,7 @@ impl Inspection {
     }
 
     /// Somebody asks, or answers.
-    pub(super) fn hears(
+    pub(super) fn handle(
         &mut self,
         received: &OutOfBandMessage<'_>,
         shared: &Arc<EngineState>,
@@ -294,14 +294,14 @@ impl Inspection {
         surroundings: Surroundings,
     ) -> DeviceNews {
         let Surroundings { stopped, executes } = surroundings;
-        match self.devices.look(now, shared, stopped || size == 1) {
+        match self.devices.check(now, shared, stopped || size == 1) {
             Some(Watched::GiveUp(why)) => return DeviceNews::GiveUp(why),
             Some(Watched::Tell(complaint)) if self.me == COORDINATOR => {
                 self.devices.complain(now, self.me, complaint);
             }
             Some(Watched::Tell(complaint)) => {
                 self.post(COORDINATOR, &Message::Complaint(complaint));
-                return DeviceNews::Said;
+                return DeviceNews::Reported;
             }
             None => {}
         }
@@ -309,7 +309,7 @@ impl Inspection {
             Some(DeviceStep::Report(diagnosis)) => DeviceNews::Stuck(diagnosis),
             Some(DeviceStep::Ask { question, ranks }) => {
                 self.ask(question, ranks, shared, executes);
-                DeviceNews::Said
+                DeviceNews::Reported
             }
             None => DeviceNews::None,
         }
@@ -376,11 +376,11 @@ impl Inspection {
             _ => None,
         };
         self.tell_soft = false;
-        let is_over = self.told_soft.is_some() && shared.callers.soft().since().is_none();
+        let is_over = self.reported_soft.is_some() && shared.callers.soft().since().is_none();
         if began.is_none() && !is_over {
             return;
         }
-        self.told_soft = began;
+        self.reported_soft = began;
         let waits = began.is_some();
         match &mut self.soft {
             Some(soft) => soft.notice(now.0, self.me, waits),

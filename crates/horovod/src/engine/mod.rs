@@ -387,8 +387,8 @@ impl Engine {
     }
 
     /// Tells the launcher that this process holds the training state.
-    pub(crate) fn hold_state(&self, held: crate::init::TrainingState) {
-        self.shared.round.hold(held as u8);
+    pub(crate) fn hold_state(&self, state: crate::init::TrainingState) {
+        self.shared.round.hold(state as u8);
         self.shared.notifier.notify();
     }
 

@@ -200,7 +200,7 @@ impl Recording {
 
     /// Another rank's timeline has said something.
     pub(super) fn take(&self, received: &OutOfBandMessage<'_>) {
-        self.timeline.heard(received.from, received.message);
+        self.timeline.handle(received.from, received.message);
     }
 
     /// Nothing more can come from this rank.

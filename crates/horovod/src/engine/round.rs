@@ -22,7 +22,7 @@ pub(super) struct Round {
     /// Newest change of members announced by the launcher, and the kinds of all.
     host_updates: Mutex<(u64, u8)>,
     /// Training state of this process, for the launcher; [`SENT`] once it has been sent.
-    held: AtomicU8,
+    state: AtomicU8,
 }
 
 impl Round {
@@ -34,7 +34,7 @@ impl Round {
             needs_sync,
             has_newcomers: assignment.is_some() && needs_sync && generation > FIRST_GENERATION,
             host_updates: Mutex::new((0, 0)),
-            held: AtomicU8::new(SENT),
+            state: AtomicU8::new(SENT),
         }
     }
 
@@ -64,17 +64,17 @@ impl Round {
     }
 
     /// Keeps the training state of this process, for the launcher.
-    pub(super) fn hold(&self, held: u8) {
-        self.held.store(held, Ordering::Release);
+    pub(super) fn hold(&self, state: u8) {
+        self.state.store(state, Ordering::Release);
     }
 
     /// The training state that the launcher has not heard of, once.
     #[inline]
-    pub(super) fn take_held(&self) -> Option<u8> {
-        if self.held.load(Ordering::Acquire) == SENT {
+    pub(super) fn take_state(&self) -> Option<u8> {
+        if self.state.load(Ordering::Acquire) == SENT {
             return None;
         }
-        Some(self.held.swap(SENT, Ordering::AcqRel))
+        Some(self.state.swap(SENT, Ordering::AcqRel))
     }
 }
 

@@ -10,13 +10,13 @@ use super::EngineState;
 
 /// The answer to a look at a soft wait: the operations for which this rank's threads wait, and which of `keys` are pending.
 pub(super) fn brief(shared: &EngineState, keys: &[Key]) -> Brief {
-    let first = shared.callers.look(shared.now().0);
+    let first = shared.callers.observe(shared.now().0);
     // A wait that is to end counts no more, also where its thread has not noticed yet. Only this thread ends waits, so
     // what still is one after this remains one.
     let table = shared.handles.lock();
     let ends = first.handles.iter().any(|h| table.let_go(*h).is_some());
     drop(table);
-    let waits = shared.callers.look(shared.now().0);
+    let waits = shared.callers.observe(shared.now().0);
     let state = shared.lock();
     let named = waits.handles.iter().filter_map(|handle| {
         let (set, name) = state.worker.name_of(EntryId(handle.0))?;
@@ -40,7 +40,7 @@ pub(super) fn brief(shared: &EngineState, keys: &[Key]) -> Brief {
 
 /// The answer to a look at a stall, but for names and stacks, which come later.
 pub(super) fn standing(shared: &EngineState, executes: bool) -> Standing {
-    let waits = shared.callers.look(shared.now().0);
+    let waits = shared.callers.observe(shared.now().0);
     let called = shared.handles.called_back();
     let callbacks = shared.handles.callbacks() as u64;
     let pending = shared.handles.pending();

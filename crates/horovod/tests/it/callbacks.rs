@@ -183,7 +183,7 @@ fn a_function_that_submits_again_when_the_job_has_ended_is_refused_and_called_on
         let calls = Arc::new(Mutex::new(Vec::new()));
         // Rank 1 never takes part, and leaves when rank 0 has submitted.
         if rank == 0 {
-            let (again, said) = (Arc::downgrade(&engine), calls.clone());
+            let (again, calls_seen) = (Arc::downgrade(&engine), calls.clone());
             let callback = move |result: Result<OpResult, Error>| {
                 let engine = again.upgrade().expect("shutdown waits for its calls");
                 let retry = Submission::new(
@@ -193,11 +193,11 @@ fn a_function_that_submits_again_when_the_job_has_ended_is_refused_and_called_on
                     ProcessSetId::GLOBAL,
                     row(1.0, &SUM).into(),
                 );
-                let unheard = said.clone();
+                let unheard = calls_seen.clone();
                 let retry =
                     retry.calling(Box::new(move |_| unheard.lock().unwrap().push("called")));
                 let refused = engine.submit(retry).is_err();
-                said.lock().unwrap().push(match (result, refused) {
+                calls_seen.lock().unwrap().push(match (result, refused) {
                     (Err(_), true) => "ended, and refused",
                     _ => "went on",
                 });

@@ -84,8 +84,8 @@ fn a_wait_of_no_length_only_looks() {
         }
         let handle = submit(engine, "a", SUM, vec![in_place(&mut data)]).unwrap();
         if rank == 0 {
-            let looked = engine.wait(handle, Duration::ZERO);
-            assert!(matches!(looked, Waited::Pending), "{looked:?}");
+            let checked = engine.wait(handle, Duration::ZERO);
+            assert!(matches!(checked, Waited::Pending), "{checked:?}");
             submitted.wait();
         }
         let ended = loop {

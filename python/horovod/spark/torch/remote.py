@@ -17,10 +17,10 @@ def adopt(optimizer: Any, model: Any) -> None:
     own = list(model.parameters())
     known = {id(parameter) for parameter in own}
     groups = optimizer.param_groups
-    held = [parameter for group in groups for parameter in group["params"]]
-    if all(id(parameter) in known for parameter in held):
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    if all(id(parameter) in known for parameter in parameters):
         return
-    if [p.shape for p in held] != [p.shape for p in own]:
+    if [p.shape for p in parameters] != [p.shape for p in own]:
         raise ValueError(
             "optimizer: its parameters are not the model's; make it from model.parameters()"
         )

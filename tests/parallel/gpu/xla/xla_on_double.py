@@ -96,13 +96,13 @@ def _table(xlas: int, device: int) -> xla_frames.Api:
     table = xla_frames.Api.from_buffer_copy(content)
     assert table.struct_size >= ctypes.sizeof(xla_frames.Api)
     table.struct_size = ctypes.sizeof(xla_frames.Api)
-    table.XLA_FFI_Stream_Get = _told(xla_frames.StreamGetArgs, "stream", _stream(device))
-    ordinal = _told(xla_frames.DeviceOrdinalGetArgs, "device_ordinal", device)
+    table.XLA_FFI_Stream_Get = _answer(xla_frames.StreamGetArgs, "stream", _stream(device))
+    ordinal = _answer(xla_frames.DeviceOrdinalGetArgs, "device_ordinal", device)
     table.XLA_FFI_DeviceOrdinal_Get = ordinal
     return table
 
 
-def _told(structure: Any, field: str, value: Any) -> int | None:
+def _answer(structure: Any, field: str, value: Any) -> int | None:
     def answer(args: Any) -> None:
         setattr(args[0], field, value)
 

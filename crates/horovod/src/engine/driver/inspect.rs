@@ -25,7 +25,7 @@ impl Pump {
             .watch_devices(now, shared, size, surroundings)
         {
             DeviceNews::None => return false,
-            DeviceNews::Said => {}
+            DeviceNews::Reported => {}
             DeviceNews::Stuck(stuck) => {
                 if let Some(why) = self
                     .inspection
@@ -84,14 +84,14 @@ impl Pump {
         );
         let Some(found) = found else { return sent };
         let links = &self.links;
-        let told = self.inspection.tell(
+        let verdict = self.inspection.tell(
             &found,
             links.topology(),
             links.tree(),
             links.heartbeat(),
             self.shared.round.has_newcomers(),
         );
-        if let Some(Deadlock { by, summary }) = told
+        if let Some(Deadlock { by, summary }) = verdict
             && let Some(coordinator) = self.node.coordinator()
         {
             coordinator.give_up(now, by, StopReason::Deadlock { report: summary });

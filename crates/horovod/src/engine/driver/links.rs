@@ -207,7 +207,7 @@ impl Links {
     }
 
     /// Tells the launcher which training state this process holds.
-    pub(super) fn send_training_state(&mut self, held: u8) {
-        self.control.send_training_state(held);
+    pub(super) fn send_training_state(&mut self, state: u8) {
+        self.control.send_training_state(state);
     }
 }

@@ -182,7 +182,7 @@ impl Pump {
         let received = self.links.receive(neighbour, bytes);
         let Some(received) = received else { return };
         if Inspection::is_meant(&received) {
-            self.inspection.hears(&received, &self.shared, executes);
+            self.inspection.handle(&received, &self.shared, executes);
         } else if horovod_metrics::is_message(received.message) {
             self.take_figures(&received);
         } else if replicas::is_message(received.message) {
@@ -243,11 +243,11 @@ impl Pump {
             return Duration::ZERO;
         }
         let mut limit = SLEEP_MAX;
-        let looks = self
+        let polls = self
             .links
             .heartbeat_due()
             .filter(|_| !self.membership.is_over());
-        if let Some(at) = looks.into_iter().chain(self.timer(|| now)).min() {
+        if let Some(at) = polls.into_iter().chain(self.timer(|| now)).min() {
             limit = limit.min(Duration::from_nanos(at.0.saturating_sub(now.0)));
         }
         if !self.membership.is_over()
