@@ -154,7 +154,7 @@ handle = hvd.allreduce_async(np.ones(4, np.float32), name="late")
 if rank == 0:
     wait_for(lambda: hvd.stats()["waiting_for"])
     [hang] = hvd.stats()["waiting_for"]
-    assert (hang["ranks"], hang["operation"], hang["operations"]) == ([1], "late", 1), hang
+    assert (hang["ranks"], hang["operation"], hang["operations"]) == ([1], "allreduce.late", 1), hang
     assert hang["seconds"] >= 2 and hang["process_set"] == 0, hang
     print("READY", flush=True)
 hvd.synchronize(handle)
