@@ -166,7 +166,7 @@ hvd.barrier()
     job = jobs(harness.python(2, script(text), str(tmp_path), env=ON))
     job.wait_for("READY")
     shown = jobs(harness.Job([str(harness.HOROVODRUN), "--status"])).succeed().stdout
-    line = r'^for \d+\.\d s waiting for rank 1 on \S+ to begin "late"$'
+    line = r'^for \d+\.\d s waiting for rank 1 on \S+ to begin "allreduce\.late"$'
     assert re.search(line, shown, re.MULTILINE), shown
     (tmp_path / "end").touch()
     job.succeed()
