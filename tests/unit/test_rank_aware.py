@@ -57,7 +57,6 @@ def state(**values):
         (lambda: SimpleNamespace(_rank=1, _num_replicas=2), r"_rank=1, _num_replicas=2"),
         (lambda: SimpleNamespace(rank=np.int64(1), world_size=torch.tensor(2)), r"rank=1, world"),
         (lambda: SimpleNamespace(worker_id=0, num_workers=2), r"worker_id=0, num_workers=2"),
-        (lambda: SimpleNamespace(index=0, num_shards=2), r"index=0, num_shards=2"),
         (lambda: SimpleNamespace(dp_rank=0, dp_size=2), r"dp_rank=0, dp_size=2"),
         (Slots, r"a .*Slots, .*rank=1, num_replicas=2"),
         (lambda: Place(0, 2), r"a .*Place, .*rank=0, world_size=2"),
@@ -67,7 +66,7 @@ def state(**values):
     ],
     ids=[
         *("sampler", "derived", "nested", "loader", "batches", "arguments", "dict", "shard"),
-        *("private", "numbers", "worker", "index", "data_parallel", "slots", "named"),
+        *("private", "numbers", "worker", "data_parallel", "slots", "named"),
         *("deque", "set", "partial"),
     ],
 )
@@ -95,6 +94,8 @@ def test_other_objects_are_taken():
         "kind": DistributedSampler,
         "image": {"rank": 2, "size": 10},
         "share": SimpleNamespace(index=3, size=8),
+        "cursor": SimpleNamespace(index=17, num_shards=64),
+        "next": {"shard": 3, "num_shards": 128},
         "flag": SimpleNamespace(rank=True, world_size=2),
     }
     state(**values).sync()

@@ -8,12 +8,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Time is counted in units of 1,024 ns.
 const TICK_SHIFT: u32 = 10;
-/// The word from its lowest bit: threads that wait, executions, time. The time wraps around after 78 hours, and the word
-/// changes at least once in a report.
+/// The word from its lowest bit: threads that wait, executions, time. The time wraps around after 78 hours; each report
+/// changes the word.
 const WAITING_BITS: u32 = 18;
 const EXECUTING_BITS: u32 = 8;
 const TIME_SHIFT: u32 = WAITING_BITS + EXECUTING_BITS;
 const TIME_MASK: u64 = (1 << (u64::BITS - TIME_SHIFT)) - 1;
+/// A thread that has read the time comes so late at most: 18 minutes.
+const LATE_TICKS_MAX: u64 = 1 << 30;
 const COUNTS_MASK: u64 = (1 << TIME_SHIFT) - 1;
 
 /// An activity that several threads, or several operations, can be at once.
@@ -115,7 +117,7 @@ impl Clock {
             let since = before >> TIME_SHIFT;
             let passed = now.wrapping_sub(since) & TIME_MASK;
             // Another thread may have read the time later and come first.
-            let (passed, at) = if passed > TIME_MASK / 2 {
+            let (passed, at) = if passed > TIME_MASK - LATE_TICKS_MAX {
                 (0, since)
             } else {
                 (passed, now)

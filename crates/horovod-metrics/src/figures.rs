@@ -134,6 +134,20 @@ figures! {
     sent = "sent_bytes", Counter, Bytes, "bytes sent by network interfaces other than loopback";
 }
 
+impl RankFigures {
+    /// The figures with times that fit each other: the three add up to the time since the rank initialised, also where
+    /// they are from two readings. Two sets, or two levels of the tree, may have waited for the rank at once.
+    pub(crate) fn shown(&self) -> Self {
+        let script = self.waiting.saturating_add(self.communicating);
+        let elapsed = script.saturating_add(self.computing);
+        Self {
+            elapsed,
+            awaited: self.awaited.min(elapsed),
+            ..*self
+        }
+    }
+}
+
 /// Counts by kind of operation and kind of link.
 pub type ByKind = [[u64; LINKS]; KINDS];
 

@@ -49,6 +49,8 @@ pub use snapshot::{HostRow, RankRow, Snapshot};
 const FIRST_GENERATION: u64 = 1;
 /// Time between two reports.
 pub const REPORT_PERIOD_NS: u64 = 1_000_000_000;
+/// Operations that ranks wait for are not shown if the driver's last report is older.
+const HANGS_AGE_MAX: Duration = Duration::from_secs(5);
 
 /// A wait or an execution, which counts until this is dropped.
 #[must_use = "it counts until this is dropped"]
@@ -261,13 +263,21 @@ impl Metrics {
         let rows = latest.map(|latest| RankRow {
             hostname: self.hostname(latest.report.rank),
             age: latest.age(),
-            report: latest.report.clone(),
+            report: Report {
+                figures: latest.report.figures.shown(),
+                ..latest.report.clone()
+            },
         });
         let ranks: Vec<RankRow> = rows.collect();
         let hangs = {
             let (from_driver, at) = &*lock(&self.from_driver);
             let hostname = |rank: Rank| self.hostname(rank.0);
-            hang::grouped(&from_driver.incomplete, at.elapsed(), hostname)
+            let age = at.elapsed();
+            // Older ones say nothing: the driver has ended the generation, and reports no more.
+            match age <= HANGS_AGE_MAX {
+                true => hang::grouped(&from_driver.incomplete, age, hostname),
+                false => Vec::new(),
+            }
         };
         let size = self.places.len() as u32;
         Snapshot::new(self.me.0, size, self.restarts, ranks, hangs)

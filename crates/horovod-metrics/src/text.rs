@@ -64,7 +64,8 @@ impl Snapshot {
         for row in &rows {
             let (report, f) = (&row.report, &row.report.figures);
             let share = |part| format!("{} %", percent(part, f));
-            let operations: u64 = report.operations.iter().flatten().sum();
+            let all = report.operations.iter().flatten();
+            let operations = all.fold(0_u64, |sum, of_kind| sum.saturating_add(*of_kind));
             writeln!(
                 out,
                 "{:>6} {:>9} {:>9} {:>9} {:>9} {:>10} {:>5} MiB  {}",

@@ -219,7 +219,8 @@ fn left_by(rank: Rank, why: Leaving, pending: &str) -> String {
         ),
         Leaving::Ended => format!(
             "the script of {rank} has ended while other ranks still had operations to do{here}. If it only had fewer \
-             batches than the others, {EVEN_BATCHES}. If only some ranks call them, as after `if hvd.rank() == 0`, let all ranks call them."
+             batches than the others, {EVEN_BATCHES}. If only some ranks call these operations, as after \
+             `if hvd.rank() == 0`, let all ranks do so."
         ),
         Leaving::Failed => {
             format!(

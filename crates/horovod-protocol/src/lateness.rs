@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lateness {
     /// Nanoseconds in which a request waited for this link alone. Where several requests of a set waited at once, the
-    /// time counts once; so it does for all sets of a link that is a rank.
+    /// time counts once. For a link that is one rank it counts once over all sets.
     pub awaited_ns: u64,
     /// Messages of this link that made a request ready.
     pub last: u64,

@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Version of everything that ranks say to each other; both ends must have the same.
-pub(crate) const VERSION: u8 = 6;
+pub(crate) const VERSION: u8 = 7;
 const MAGIC: &[u8; 7] = b"horovod";
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 const PREFIX: usize = MAGIC.len() + 1;

@@ -150,8 +150,8 @@ impl LocalConnection {
         }
     }
 
-    /// Waits until it can be read, or written (`true`), or the deadline has passed. Bytes of the program that nobody reads
-    /// do not end a wait for writing.
+    /// Waits until the connection is ready for this direction. `false`: the deadline may have passed. Bytes of the program
+    /// that nobody reads do not end a wait for writing.
     ///
     /// # Errors
     /// The server was stopped.

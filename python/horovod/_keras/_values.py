@@ -43,7 +43,7 @@ def allreduce(
             isinstance(value, list | tuple) and np.abs(total).max() < 2**31
         )
         return _exactly(total, to_tensor, total.tolist() if is_plain else total)
-    array = np.asarray(value) if isinstance(value, list | tuple) else value
+    array = np.asarray(value) if _is_list_of_numbers(value) else value
     tensor, context = compression.compress(_exactly(array, to_tensor, value))
     reduced = hvd.allreduce(to_numpy(tensor), name=name, **options)
     return compression.decompress(_exactly(reduced, to_tensor, reduced), context)
@@ -56,6 +56,17 @@ def _is_integer(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return bool(value) and all(map(_is_integer, value))
     return type(value) is int
+
+
+def _is_list_of_numbers(value: Any) -> bool:
+    """Whether a list, or lists in it, have only numbers and arrays of NumPy; not tensors."""
+
+    def is_number(entry: Any) -> bool:
+        return isinstance(entry, int | float | complex | np.generic | np.ndarray)
+
+    return isinstance(value, list | tuple) and all(
+        is_number(entry) or _is_list_of_numbers(entry) for entry in value
+    )
 
 
 def _exactly(array: Any, to_tensor: ToTensor, given: Any) -> Any:

@@ -87,16 +87,16 @@ def broadcast(
     HorovodInternalError
         Numbers of variables, shapes or dtypes differ between ranks, or a rank was lost.
     """
-    known: Sequence[Any] = list(variables)
-    arrays = [value_of(variable) for variable in known]
+    listed: Sequence[Any] = list(variables)
+    arrays = [value_of(variable) for variable in listed]
     handles = [
-        hvd.broadcast_async(array, root_rank, f"{prefix}.{i}of{len(known)}", process_set)
+        hvd.broadcast_async(array, root_rank, f"{prefix}.{i}of{len(listed)}", process_set)
         for i, array in enumerate(arrays)
     ]
     # All are waited for, also after a failure: none may still use memory that is gone.
     results: list[Any] = []
     failure: HorovodInternalError | None = None
-    for variable, handle in zip(known, handles, strict=True):
+    for variable, handle in zip(listed, handles, strict=True):
         try:
             results.append(hvd.synchronize(handle))
         except HorovodInternalError as error:
@@ -106,6 +106,6 @@ def broadcast(
     if failure is not None:
         raise failure
     is_root = hvd.rank() == root_rank
-    for variable, value in zip(known, results, strict=True):
+    for variable, value in zip(listed, results, strict=True):
         if not is_root:
             assign(variable, value)

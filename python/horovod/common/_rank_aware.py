@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from operator import index
+from types import MemberDescriptorType
 from typing import Any
 
-from horovod.common.basics import basics
-
-# How libraries call the number of processes, or of shares, and what they call one of them beside it. Underscores at the
-# begin of a name do not count.
+# How libraries call the number of processes, or of shares, and what they call one of them beside it. Leading
+# underscores do not count. No pair is here that also stands for a place in common work, such as the next of several
+# shards.
 _RANKS_BY_COUNT = {
     "num_replicas": ("rank", "replica_id", "replica_rank"),  # torch.utils.data.DistributedSampler
     "world_size": ("rank", "global_rank", "world_rank", "process_rank", "local_rank"),
     "num_ranks": ("rank",),
     "num_processes": ("process_index", "process_id", "rank"),
-    "num_shards": ("shard", "shard_id", "shard_index", "index", "rank"),
-    "shard_count": ("cur_shard", "shard", "shard_id", "shard_index"),
+    "num_shards": ("shard_id", "shard_index", "rank"),
+    "shard_count": ("cur_shard", "shard_id", "shard_index"),
     "num_workers": ("worker_rank", "worker_id", "worker_index"),
     "data_parallel_size": ("data_parallel_rank",),
     "dp_world_size": ("dp_rank",),
     "dp_size": ("dp_rank",),
     "hvd_size": ("hvd_rank",),
     "local_size": ("local_rank",),
-    "size": ("rank",),
 }
-# It has other meanings as well, so its numbers have to be this process's.
-_AMBIGUOUS = "size"
 _PLAIN = (int, float, bool, str, bytes, type(None))
 _SEQUENCES = (list, tuple, set, frozenset, deque)
+# A replay buffer is long, and its entries are alike.
+_LENGTH_MAX = 1000
 # Reaches the sampler in a sampler of batches in a data loader.
 _DEPTH_MAX = 4
 
@@ -67,14 +68,22 @@ def _belonging(
         yield path, value, pair
     if depth == 0:
         return
-    inner = value if isinstance(value, _SEQUENCES) else ()
-    for i, entry in enumerate(inner):
+    for i, entry in enumerate(_first_entries(value)):
         if type(entry) in _PLAIN:  # a list of losses may be long
             continue
         yield from _belonging(entry, f"{path}[{i}]", depth - 1, seen)
-    for key, entry in entries.items():
+    for key, entry in list(entries.items()):
         at = f"{path}[{key!r}]" if isinstance(value, Mapping) else f"{path}.{key}"
         yield from _belonging(entry, at, depth - 1, seen)
+
+
+def _first_entries(value: Any) -> list[Any]:
+    if not isinstance(value, _SEQUENCES):
+        return []
+    try:
+        return list(islice(value, _LENGTH_MAX))
+    except RuntimeError:  # a thread has changed it meanwhile
+        return []
 
 
 def _rank_and_count(entries: Mapping[Any, Any]) -> tuple[str, str] | None:
@@ -86,9 +95,7 @@ def _rank_and_count(entries: Mapping[Any, Any]) -> tuple[str, str] | None:
         for rank in ranks:
             if rank not in keys or not _is_integer(entries[keys[rank]]):
                 continue
-            pair = keys[rank], keys[count]
-            if count != _AMBIGUOUS or _is_this_process(*(index(entries[key]) for key in pair)):
-                return pair
+            return keys[rank], keys[count]
     return None
 
 
@@ -97,13 +104,9 @@ def _is_integer(value: Any) -> bool:
         return False
     try:
         index(value)
-    except (TypeError, ValueError, RuntimeError):  # the latter of tensors with several elements
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with several elements
         return False
     return True
-
-
-def _is_this_process(rank: int, count: int) -> bool:
-    return basics.is_initialized() and count == basics.size() > 1 and rank == basics.rank()
 
 
 def _entries(value: Any) -> Mapping[Any, Any]:
@@ -116,22 +119,10 @@ def _entries(value: Any) -> Mapping[Any, Any]:
     if isinstance(value, tuple) and isinstance(fields, tuple):
         return dict(zip(fields, value, strict=True))
     attributes = getattr(value, "__dict__", None)
-    slots = _slots_of(type(value))
-    if not slots:
-        return attributes if isinstance(attributes, dict) else {}
     entries = dict(attributes) if isinstance(attributes, dict) else {}
-    missing = object()
-    for name in slots:
-        entry = getattr(value, name, missing)
-        if entry is not missing:
-            entries[name] = entry
+    for kind in type(value).__mro__:
+        for name, slot in vars(kind).items():
+            if isinstance(slot, MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # nothing is in the slot
+                    entries[name] = slot.__get__(value)
     return entries
-
-
-def _slots_of(kind: type) -> tuple[str, ...]:
-    """The slots of the script's and the libraries' classes; those of C are no attributes of an instance's own."""
-    names: list[str] = []
-    for base in kind.__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        names += [slots] if isinstance(slots, str) else slots
-    return tuple(name for name in names if not name.startswith("__"))

@@ -383,10 +383,11 @@ class _Run:
         losses = [self._losses[rank] for rank in range(_core.size())]
         everyone = _consensus.everyones([*mine, *losses], "elastic.agree")
         self._raise_if_elsewhere([entry[0] for entry in everyone])
-        # New ranks take over the counts: the ranks that have them may be lost next.
-        self._losses = Counter(
-            dict(enumerate(map(max, zip(*(entry[4:] for entry in everyone), strict=True))))
-        )
+        # New ranks take over the counts: the ranks that have them may be lost next. A rank that has missed the newest
+        # commit counts losses from before it.
+        newest = max(entry[2] for entry in everyone)
+        counts = [entry[4:] for entry in everyone if entry[2] == newest]
+        self._losses = Counter(dict(enumerate(map(max, zip(*counts, strict=True)))))
         states = [(training_state, commits) for _, training_state, commits, *_ in everyone]
         changed = len(everyone) != self._size or any(
             training_state == _TrainingState.NOTHING for training_state, _ in states

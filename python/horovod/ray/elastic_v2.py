@@ -172,13 +172,13 @@ class _AgentActor:
         for name in os.environ.keys() - executor.without_job(os.environ).keys():
             del os.environ[name]
         with contextlib.ExitStack() as stack:
-            logging = stack.enter_context(_received(queue)) if queue is not None else {}
+            log_variables = stack.enter_context(_log_listener(queue)) if queue is not None else {}
             return agents.serve_as_agent(
                 invitation,
                 index=index,
                 attempt=attempt,
                 host=host,
-                environment={**_visible(gpus), **variables, **logging},
+                environment={**_visible(gpus), **variables, **log_variables},
             )
 
 
@@ -192,7 +192,7 @@ def _visible(gpus: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _received(queue: Any) -> Any:
+def _log_listener(queue: Any) -> Any:
     """Variables by which the rank reaches this process with what it logs."""
     key = secrets.token_bytes(32)
     with (

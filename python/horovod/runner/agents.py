@@ -26,7 +26,7 @@ from horovod.runner._launching import Outcomes, launch, pickled, results
 from horovod.runner._options import JobOptions
 from horovod.runner.launch import find_horovodrun
 
-__all__ = ["Invitation", "Tasks", "serve_as_agent", "run_on_agents"]
+__all__ = ["Invitation", "Tasks", "run_on_agents", "serve_as_agent"]
 
 _KEY = "HOROVODRUN_AGENTS_KEY"
 _PYTHON = "HOROVODRUN_AGENTS_PYTHON"

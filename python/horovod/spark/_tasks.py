@@ -183,10 +183,10 @@ def explained(caller: str, error: Exception, where: str = "") -> Exception:
     elif "No module named 'horovod" in text:
         cure = "executors have no horovod-rs: install the wheel in the Python that they use (PYSPARK_PYTHON)"
     elif "PYTHON_VERSION_MISMATCH" in text:
-        reason = re.findall(r"Python in worker has different version.*?(?=, PySpark|\n|$)", text)
+        versions = re.findall(r"Python in worker has different version.*?(?=, PySpark|\n|$)", text)
         cure = (
-            f"executors use another Python ({reason[0] if reason else 'than the driver'}): set PYSPARK_PYTHON to one "
-            "of the driver's version"
+            f"executors use another Python ({versions[0] if versions else 'than the driver'}): set PYSPARK_PYTHON "
+            "to one of the driver's version"
         )
     else:
         cure = f"the Spark job has failed: {_cause(text) or type(error).__name__}"
@@ -227,10 +227,10 @@ class Attendance:
         self._dial_limit_s = dial_limit_s
 
     def __call__(self, _: Iterable[Any]) -> Iterator[int]:
-        index, status, reason = self.run()
+        index, status, last_line = self.run()
         if status != 0:
             # Spark starts the task again, if it may.
-            raise RuntimeError(_failed_agent(index, status, reason))
+            raise RuntimeError(_failed_agent(index, status, last_line))
         yield index
 
     def run(self) -> tuple[int, int, str]:
@@ -251,22 +251,22 @@ class Attendance:
             variables["PYTHONPATH"] = os.pathsep.join(
                 [*sent, *filter(None, [os.environ.get("PYTHONPATH")])]
             )
-        status, reason = serve_and_explain(
+        status, last_line = serve_and_explain(
             self._invitation,
             index=index,
             attempt=attempt,
             environment=variables,
             timeout=self._dial_limit_s,
         )
-        return index, status, reason
+        return index, status, last_line
 
 
-def _failed_agent(index: int, status: int, reason: str) -> str:
+def _failed_agent(index: int, status: int, last_line: str) -> str:
     where = f"task {index} on host {socket.gethostname()}"
-    _, found, why = reason.partition("cannot reach the launcher: ")
+    _, found, why = last_line.partition("cannot reach the launcher: ")
     if found:
         return (
             f"{where} cannot reach the launcher on the driver ({why}): let executors connect to the driver, on any "
             "port, or choose the interface with nics"
         )
-    return f"{where}: its agent ended with exit status {status}{': ' * bool(reason)}{reason}"
+    return f"{where}: its agent ended with exit status {status}{': ' * bool(last_line)}{last_line}"

@@ -80,33 +80,47 @@ def check_reduction(tensors: Sequence[Any], reduction: Reduction) -> None:
         raise NotImplementedError("Pre/postscale_factor are not supported with tf.IndexedSlices")
 
 
-_INT32_MAX = 2**31 - 1
-
-
-def _largest(value: Any) -> int:
-    """The largest magnitude in a Python integer, or in lists of them; 0 of anything else."""
+def _is_int32(value: Any) -> bool:
+    """Whether TensorFlow makes an int32 of this Python integer, or of lists of them."""
     if isinstance(value, list | tuple):
-        return max(map(_largest, value), default=0)
-    return abs(value) if type(value) is int else 0
+        return bool(value) and all(map(_is_int32, value))
+    return type(value) is int and tf.int32.min <= value <= tf.int32.max
 
 
-def _check_plain_integers(tensors: Sequence[Any], reduction: Reduction) -> None:
-    """Raise if Python's integers, of which TensorFlow makes int32, may have a result that needs more bits.
+def _magnitudes(value: Any) -> list[int]:
+    if isinstance(value, list | tuple):
+        return [magnitude for entry in value for magnitude in _magnitudes(entry)]
+    return [abs(value)]
 
-    On the wire they stay int32, for other ranks may have tensors of this type.
-    """
-    if reduction.op not in (Sum, Product) or not any(map(_largest, tensors)):
-        return
+
+def _check_constants(tensors: Sequence[Any], reduction: Reduction) -> None:
+    """Raise if a sum or product of a graph's constants of type int32 may not fit into that type."""
     size = reduction.process_set.size() or 1
-    for value in map(_largest, tensors):
-        # A larger one is int64 in TensorFlow.
+    factor = abs(reduction.prescale_factor * reduction.postscale_factor)
+    for value in _magnitudes(list(tensors)):
         result = value * size if reduction.op == Sum else value**size
-        result = max(value, result * abs(reduction.prescale_factor * reduction.postscale_factor))
-        if value <= _INT32_MAX < result:
+        if result > tf.int32.max or result * factor > tf.int32.max:
             raise OverflowError(
                 f"{value} is an int32 in TensorFlow, and the result of {size} ranks may not fit into that type: pass "
                 "tf.constant(..., tf.int64)."
             )
+
+
+def _as_int32(result: Any) -> Any:
+    """The same values, on all ranks.
+
+    Raises
+    ------
+    OverflowError
+        A value does not fit.
+    """
+    values = result.numpy()
+    if values.size and (values.min() < tf.int32.min or values.max() > tf.int32.max):
+        raise OverflowError(
+            f"The result {values.tolist()} does not fit into int32, the type that TensorFlow makes of Python's "
+            "integers: pass tf.constant(..., tf.int64)."
+        )
+    return tf.cast(result, tf.int32)
 
 
 @unconverted
@@ -155,7 +169,7 @@ def allreduce(
     ValueError
         Both `op` and `average` are given, or `op` is no operator.
     OverflowError
-        Of a Python integer TensorFlow makes an int32, and the sum may need more. Nothing was sent.
+        The result of Python integers does not fit into int32, which TensorFlow makes of them.
     NotImplementedError
         A combination that cannot be done, such as slices with `Min`. Nothing was sent.
     tf.errors.FailedPreconditionError
@@ -166,7 +180,6 @@ def allreduce(
     op = resolve_op(op, average)
     reduction = Reduction(op, prescale_factor, postscale_factor, process_set)
     check_reduction([tensor], reduction)
-    _check_plain_integers([tensor], reduction)
     if isinstance(tensor, tf.IndexedSlices):
         with on_device(device_sparse):
             (result,) = _reduced_slices([tensor], op, name, process_set, ignore_name_scope, False)
@@ -181,7 +194,7 @@ def allreduce(
         )
         return [result]
 
-    return _compressed([tensor], device_dense, compression, reduce)[0]
+    return _compressed([tensor], device_dense, compression, reduction, reduce)[0]
 
 
 @unconverted
@@ -216,7 +229,6 @@ def grouped_allreduce(
     op = resolve_op(op, average)
     reduction = Reduction(op, prescale_factor, postscale_factor, process_set)
     check_reduction(tensors, reduction)
-    _check_plain_integers(tensors, reduction)
     sparse = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
     dense = [i for i, t in enumerate(tensors) if not isinstance(t, tf.IndexedSlices)]
     results: list[Any] = [None] * len(tensors)
@@ -237,7 +249,9 @@ def grouped_allreduce(
         return together
 
     if dense:
-        reduced = _compressed([tensors[i] for i in dense], device_dense, compression, reduce)
+        reduced = _compressed(
+            [tensors[i] for i in dense], device_dense, compression, reduction, reduce
+        )
         for i, result in zip(dense, reduced, strict=True):
             results[i] = result
     return results
@@ -268,7 +282,6 @@ def reducescatter(
     """
     code = resolve_op(op, None)
     reduction = Reduction(code, prescale_factor, postscale_factor, process_set)
-    _check_plain_integers([tensor], reduction)
 
     def reduce(sent: Sequence[Any]) -> Sequence[Any]:
         result = mpi_ops._reducescatter(
@@ -276,7 +289,7 @@ def reducescatter(
         )
         return [result]
 
-    return _compressed([tensor], device_dense, compression, reduce)[0]
+    return _compressed([tensor], device_dense, compression, reduction, reduce)[0]
 
 
 @unconverted
@@ -295,7 +308,6 @@ def grouped_reducescatter(
         return tensors
     code = resolve_op(op, None)
     reduction = Reduction(code, prescale_factor, postscale_factor, process_set)
-    _check_plain_integers(tensors, reduction)
 
     def reduce(sent: Sequence[Any]) -> Sequence[Any]:
         together: Sequence[Any] = mpi_ops._grouped_reducescatter(
@@ -303,23 +315,32 @@ def grouped_reducescatter(
         )
         return together
 
-    return _compressed(tensors, device_dense, compression, reduce)
+    return _compressed(tensors, device_dense, compression, reduction, reduce)
 
 
 def _compressed(
     tensors: Sequence[Any],
     device: str,
     compression: Any,
+    reduction: Reduction,
     reduce: Callable[[Sequence[Any]], Sequence[Any]],
 ) -> list[Any]:
     """The decompressed results of `reduce` on the compressed tensors."""
+    # A sum of int32 may wrap. As int64 it is the same on all ranks, and all raise if it does not fit.
+    is_widened = reduction.op in (Sum, Product) and all(map(_is_int32, tensors))
+    if is_widened and not tf.executing_eagerly():
+        # The values of results are not known while a graph is built.
+        _check_constants(tensors, reduction)
+        is_widened = False
     with on_device(device):
-        packed = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+        dtype = tf.int64 if is_widened else None
+        packed = [compression.compress(tf.convert_to_tensor(tensor, dtype)) for tensor in tensors]
         results = reduce([tensor for tensor, _ in packed])
-        return [
+        unpacked = [
             compression.decompress(result, context)
             for result, (_, context) in zip(results, packed, strict=True)
         ]
+        return list(map(_as_int32, unpacked)) if is_widened else unpacked
 
 
 def _reduced_slices(

@@ -159,8 +159,8 @@ def note_step(sources: Sequence[Any], process_set: ProcessSet, after: int = AFTE
     state = sets.by_sources.get(known) if sets else None
     if state and not state.is_open:
         return
-    converted = [tf_variable(source) for source in sources if hasattr(source, "shape")]
-    variables = [variable for variable in converted if _is_readable(variable)]
+    tf_variables = [tf_variable(source) for source in sources if hasattr(source, "shape")]
+    variables = [variable for variable in tf_variables if _is_readable(variable)]
     if not variables or not tf.compat.v1.executing_eagerly_outside_functions():
         return
     state = _state_of(variables, process_set, after)

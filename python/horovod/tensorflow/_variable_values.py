@@ -19,11 +19,11 @@ Session = Any
 
 def read_values(variables: Sequence[Any], session: Session = None) -> list[Any]:
     """The values as arrays of their own."""
-    converted = [tf_variable(variable) for variable in variables]
+    tf_variables = [tf_variable(variable) for variable in variables]
     if session is not None:
-        return [np.array(value) for value in session.run(converted)] if converted else []
+        return [np.array(value) for value in session.run(tf_variables)] if tf_variables else []
     # Of a number without dimensions `numpy` makes no array.
-    return [np.asarray(variable.numpy()) for variable in converted]
+    return [np.asarray(variable.numpy()) for variable in tf_variables]
 
 
 def write_values(variables: Sequence[Any], values: Sequence[Any], session: Session = None) -> None:

@@ -60,14 +60,14 @@ def broadcast_variables(
     --------
     >>> hvd.broadcast_variables(model.variables, root_rank=0)
     """
-    converted = [tf_variable(variable) for variable in variables]
+    tf_variables = [tf_variable(variable) for variable in variables]
     if tf.executing_eagerly():
-        broadcast_variable_values(converted, root_rank, "broadcast_variables", process_set)
+        broadcast_variable_values(tf_variables, root_rank, "broadcast_variables", process_set)
         return None
     if inplace:
-        return _to_run(_broadcast_in_place(converted, root_rank, process_set))
+        return _to_run(_broadcast_in_place(tf_variables, root_rank, process_set))
     assigned = []
-    for position, variable in enumerate(converted):
+    for position, variable in enumerate(tf_variables):
         value = mpi_ops.broadcast(
             tf.convert_to_tensor(variable),
             root_rank,

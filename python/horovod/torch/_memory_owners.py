@@ -82,11 +82,13 @@ def are_alone(tensors: Sequence[torch.Tensor], passing: torch.Tensor | None = No
         storages = list(map(_storage_of, tensors))
     except (NotImplementedError, RuntimeError):  # sparse
         return False
+    if False in map(_is_pytorchs, storages):
+        return False
     counts = list(map(_count, map(_address_of, storages)))
     alone = counts.count(_ALONE)
     if alone == len(counts) - 1 and counts[-1] != _ALONE:
         return is_alone(tensors[-1], passing)
-    return alone == len(counts) and False not in map(_is_pytorchs, storages)
+    return alone == len(counts)
 
 
 def is_alone(tensor: torch.Tensor, passing: torch.Tensor | None = None) -> bool:

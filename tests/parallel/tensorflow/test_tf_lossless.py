@@ -69,15 +69,22 @@ def test_slices_and_dense_tensors_agree(dtype, op, is_graph):
     ],
     ids=["number", "list", "group", "scattered", "product", "factor"],
 )
-def test_a_python_integer_whose_result_may_need_more_than_32_bits_is_refused(call, is_graph):
+def test_a_python_integer_whose_result_needs_more_than_32_bits_is_an_error(call, is_graph):
     if hvd.size() == 1:
         pytest.skip("needs several ranks")
-    with pytest.raises(OverflowError, match=r"is an int32 .* pass tf\.constant"):
+    with pytest.raises(OverflowError, match=r"int32.* pass tf\.constant\(\.\.\., tf\.int64\)"):
         (tf.function(call, autograph=False) if is_graph else call)()
 
 
 def test_other_python_integers_are_reduced():
-    assert int(hvd.allreduce(5, op=hvd.Sum)) == 5 * hvd.size()
+    total = hvd.allreduce(5, op=hvd.Sum)
+    assert (int(total), total.dtype) == (5 * hvd.size(), tf.int32)
+    # One rank has a value of which all ranks together would have too much.
+    mine = 2_000_000_000 if hvd.rank() == 0 else 1
+    total = hvd.allreduce([mine, 7], op=hvd.Sum)
+    assert total.numpy().tolist() == [2_000_000_000 + hvd.size() - 1, 7 * hvd.size()]
+    mixed = hvd.allreduce([1_500_000_000, 0.5], op=hvd.Sum)
+    assert mixed.dtype == tf.float32
     assert int(hvd.allreduce(1_500_000_000)) == 1_500_000_000
     assert int(hvd.allreduce(2**40, op=hvd.Sum)) == 2**40 * hvd.size()
     assert int(hvd.allreduce(tf.constant(2**31, tf.int64), op=hvd.Sum)) == 2**31 * hvd.size()

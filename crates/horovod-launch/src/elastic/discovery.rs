@@ -280,8 +280,8 @@ impl Searcher {
 /// A shell's reason for this exit code, and the cure.
 fn meaning(code: i32) -> &'static str {
     match code {
-        126 => ": the shell cannot execute it; chmod +x makes a file executable",
-        127 => ": the shell does not find it; a file in this folder is called as ./NAME",
+        126 => ": it, or a command in it, is not executable; chmod +x makes a file executable",
+        127 => ": it, or a command in it, was not found; a file in this folder is called as ./NAME",
         _ => "",
     }
 }
@@ -328,7 +328,8 @@ mod tests {
         let failure = |command| next(&script(command)).expect_err(command);
         assert!(failure("exit 7").contains("(exit 7) failed with exit code 7"));
         assert!(
-            failure("/dev/null").contains("exit code 126: the shell cannot execute it; chmod +x")
+            failure("/dev/null")
+                .contains("exit code 126: it, or a command in it, is not executable; chmod +x")
         );
         assert!(failure("no-such-script.sh").contains("called as ./NAME"));
         assert!(failure("echo a b").contains("\"a b\""));

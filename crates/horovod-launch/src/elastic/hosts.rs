@@ -252,7 +252,7 @@ impl Driver {
                 format!("slot {local} gets another process")
             }
             AfterFailure::StartsAgain { failures } => format!(
-                "failure {failures} of slot {local} within {memory} s; after {most} the slot rests"
+                "slot {local} gets another process (failure {failures} within {memory} s; after {most} it rests)"
             ),
             AfterFailure::Rests(rest) => format!(
                 "slot {local} failed {most} times within {memory} s and rests for {} s",
@@ -370,8 +370,8 @@ mod tests {
             [
                 "slot 1 gets another process",
                 "slot 2 gets another process",
-                "failure 2 of slot 1 within 60 s; after 3 the slot rests",
-                "failure 2 of slot 2 within 60 s; after 3 the slot rests",
+                "slot 1 gets another process (failure 2 within 60 s; after 3 it rests)",
+                "slot 2 gets another process (failure 2 within 60 s; after 3 it rests)",
             ]
         );
     }

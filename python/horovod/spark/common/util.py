@@ -231,10 +231,10 @@ def _write(
         parts.append((store.get_train_data_path(idx), rest, total))
         parts.append((store.get_val_data_path(idx), frame.filter(chosen).drop(validation), total))
     else:
-        rest, validated = frame.randomSplit([1 - validation, validation], random_seed)
+        rest, validation_rows = frame.randomSplit([1 - validation, validation], random_seed)
         shares = int(total * (1 - validation)), int(total * validation)
         parts.append((store.get_train_data_path(idx), rest, max(shares[0], num_processes)))
-        parts.append((store.get_val_data_path(idx), validated, max(shares[1], num_processes)))
+        parts.append((store.get_val_data_path(idx), validation_rows, max(shares[1], num_processes)))
     for path, part, count in parts:
         writer = part.coalesce(count).write.mode("overwrite")
         writer.option("parquet.block.size", _ROW_GROUP_BYTES).parquet(path)
