@@ -136,7 +136,8 @@ class TorchEstimator(HorovodEstimator):
     ) -> TorchModel:
         run_id = self._new_run_id("pytorch")
         labels, features = list(self.getLabelCols()), list(self.getFeatureCols())
-        self._check_sizes(metadata, features)
+        if self.getTransformationFn() is None:
+            self._check_sizes(metadata, features)
         values = self._values()
         values["model"] = _to_plain(values["model"])
         values["loss"] = to_list(values["loss"], len(labels))
