@@ -6,10 +6,10 @@ Usage: python bench/autotune.py [-np N ...] [--workloads W ...] [--pairs K] [--s
   many         1000 tensors of 1 KiB
   transformer  gradients of a transformer with a large embedding
 
-Each job tunes until it ends and then, in the same processes, runs with what it began with and with what it kept in
-turns (before after, after before, ...), with an init for each. Shown are the medians over these runs and, of the
-pairs, the median ratio and its quartiles; beside it the same of neighbouring runs with equal settings: what the
-machine itself strays by. Where the defaults were kept, both are the same settings.
+Each job tunes until the tuner ends. Then the same processes run with the first and with the kept settings in turns
+(before after, after before, ...), with an init for each. Shown are the medians over these runs and, of the pairs, the
+median ratio and its quartiles; beside it the same of neighbouring runs with equal settings: what the machine itself
+strays by. Where the defaults were kept, both are the same settings.
 """
 
 from __future__ import annotations

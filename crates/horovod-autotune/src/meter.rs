@@ -24,8 +24,8 @@ impl Sample {
     }
 }
 
-/// Counts how often each tensor was seen. A sample begins when some tensor comes back, so that one whole step has
-/// passed under the settings in force, and ends when some tensor has come back `steps` times more.
+/// Counts how often each tensor was seen. A sample begins when some tensor comes back: one whole step has passed under
+/// the settings in force. It ends when some tensor has come back `steps` times more.
 pub(crate) struct Meter {
     steps: u32,
     seen: HashMap<Arc<str>, u32>,

@@ -1,11 +1,11 @@
 //! The end of soft waits that could never be over otherwise: when rank 0 looks, whom it asks, what proves it. Pure.
 //!
 //! A rank that has waited softly for a while says so. Nothing more happens until something is pending that a rank
-//! which waits softly has not asked for. Then the ranks that hold up others are asked what they wait for, and if
-//! their answers close a circle, they are asked again, this time also whether they have asked for what the circle
-//! says that they lack (for that may be on its way, or be held back by an aggregator). A rank of which that is known
-//! cannot have moved since: what it waits for was asked for before the second question and is the same request still
-//! when all have answered. So the circle is closed for good, unless a soft wait in it ends.
+//! which waits softly has not asked for. Then rank 0 asks the ranks that hold up others what they wait for. If their
+//! answers close a circle, it asks again, and also whether they have begun what the circle says that they lack. That
+//! request may be on its way, or an aggregator may withhold it. A rank of which that is known cannot have moved since:
+//! what it waits for was asked for before the second question and is the same request still when all have answered. So
+//! the circle is closed for good, unless a soft wait in it ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -127,8 +127,8 @@ pub(crate) fn frames_seeds() -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Parses text that users write. The first byte chooses between a command line (words between zero bytes), a list of
-/// hosts, a file of settings, the output of a discovery script, and a file of hosts.
+/// Parses text that users write. The first byte chooses the kind: a command line (words between zero bytes), a list of
+/// hosts, a file of settings, a discovery script's output, or a file of hosts.
 pub(crate) fn words(bytes: &[u8]) {
     let Some((kind, rest)) = bytes.split_first() else {
         return;

@@ -13,9 +13,9 @@ pub unsafe fn copy_streaming(from: *const u8, to: *mut u8, bytes: usize) {
     unsafe { imp::copy::<true, false>(from.cast_mut(), to, bytes) }
 }
 
-/// Copies, and writes the bytes back where they came from: on hardware where ownership of a cache
-/// line follows writes, this rank's cache owns them afterwards, so that the peer that wrote them can
-/// write there again without first revoking a shared copy.
+/// Copies, and writes the bytes back where they came from: on hardware where ownership of a cache line follows writes,
+/// this rank's cache owns them afterwards. The peer that wrote them can then write there again without first revoking a
+/// shared copy.
 ///
 /// # Safety
 /// `from` and `to` are readable and writable for `bytes`, without overlap; nobody else touches either.

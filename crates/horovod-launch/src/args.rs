@@ -1,7 +1,7 @@
 //! The parser of `horovodrun`'s command line, with the habits of Python's argparse.
 //!
-//! Single-dash options may be long (`-np 4`, `-np=4`, `-cb`), long options may be shortened to a unique
-//! prefix, and the first word that is not an option starts the command, which is passed on untouched.
+//! Single-dash options may be long (`-np 4`, `-np=4`, `-cb`), and long options may be shortened to a unique prefix. The
+//! first word that is not an option starts the command, which is passed on untouched.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

@@ -105,9 +105,9 @@ impl LatestReports {
         *place = Some(Latest { report, at });
     }
 
-    /// A child's message. In each process set that this rank has compared its children in, the lateness that the child
-    /// has found of the ranks below it is scaled to the lateness that this rank has found of the child as a whole. All
-    /// members of the other sets are behind that child, so what it has found stays.
+    /// A child's message. The child has found the lateness of each rank below it; this rank has found that of the child
+    /// as a whole. In each process set in which this rank has compared its children, the former is scaled to the
+    /// latter. All members of the other sets are behind that child, so what it has found stays.
     pub(crate) fn take<F: Fn(Rank) -> Vec<SetLateness>>(
         &mut self,
         bytes: &[u8],

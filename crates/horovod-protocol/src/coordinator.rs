@@ -2,8 +2,8 @@
 //!
 //! The way of a request that is known stands here: a link says its slot ([`Coordinator::handle_message`]), it is
 //! counted, and when all links have said it, it is ready; what is ready becomes messages when the engine asks what to
-//! do ([`Coordinator::poll_action`]). Beside it, in files of their own, stand the arrival of what is new or unusual
-//! (`arrive`), its validation and effects (`ready`), the fusion of several kinds (`dispatch`), lateness and endings.
+//! do ([`Coordinator::poll_action`]). Files beside it have the arrival of new or unusual requests (`arrive`), their
+//! validation and effects (`ready`), the fusion of several kinds (`dispatch`), lateness and endings.
 
 use crate::cache::Cache;
 use crate::error::StopReason;

@@ -1,7 +1,7 @@
 //! Bounded reading and writing of bytes that travel between ranks.
 //!
-//! A [`Reader`] never panics, never reads past its input and never lets a length that a peer
-//! claims decide an allocation before the bytes for it are known to be there.
+//! A [`Reader`] never panics and never reads past its input. A length that a peer claims decides no allocation before
+//! the bytes for it are known to be there.
 
 /// At most `max` bytes of a text, cut at a character.
 pub fn cut_at(text: &str, max: usize) -> &str {

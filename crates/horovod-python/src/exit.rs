@@ -1,9 +1,9 @@
 //! The interpreter's end: a thread that is still in a wait then must not come back to it.
 //!
 //! The shutdown at exit ends what other threads wait for. They would come back with an error, within the frames of the
-//! framework's C++ code that called us; CPython ends a thread that asks for the interpreter's lock too late by
-//! unwinding it, and such frames turn that into an abort of the process, after all work was done. So from the moment
-//! at which Python calls its exit handlers, other threads that come out of a wait sleep until the process is gone.
+//! framework's C++ code that called us; CPython unwinds a thread that asks for the interpreter's lock too late. Such
+//! frames turn the unwinding into an abort of the process, after all work was done. So from the moment at which Python
+//! calls its exit handlers, other threads that come out of a wait sleep until the process is gone.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -1,9 +1,9 @@
 //! The `HOROVOD_*` settings: each is declared once, with its name, default, accepted values and one line of
 //! documentation, and everything else follows from that.
 //!
-//! Parsing and its errors, the defaults of the runtime and of the layers below it, `docs/settings.md`, the warning of
-//! unknown variables, and what `horovodrun` says of its options and accepts for them. It is a crate of its own, below
-//! all others, because the launcher and the runtime both read it and neither shall be built for the other.
+//! Parsing and its errors, the defaults of the runtime and of the layers below it, and `docs/settings.md`. Also the
+//! warning of unknown variables, and the help and limits of `horovodrun`'s options. It is a crate of its own, below all
+//! others, because the launcher and the runtime both read it and neither shall be built for the other.
 #![forbid(unsafe_code)]
 
 mod declaration;

@@ -1,8 +1,8 @@
 //! Whole elastic jobs in virtual time: the launcher's real driver, the real rendezvous and the real negotiation of every
 //! generation, with processes that crash and are started again, hosts that come, go and are cut off.
 //!
-//! Modelled here are the network, the agents, the data plane (results arrive when all have begun), what the engine does
-//! about a lost peer, and the training loop (`script`), which follows `python/horovod/common/elastic.py`.
+//! Modelled here are the network, the agents, the data plane (results arrive when all have begun), and what the engine
+//! does about a lost peer. The training loop (`script`) follows `python/horovod/common/elastic.py`.
 
 mod checks;
 mod data;

@@ -1,9 +1,9 @@
 """Signals that arrive while the main thread waits in a framework's native code: how their handlers get to run.
 
 Python runs handlers in the main thread alone, between two of its own steps. A wait of this package looks for signals.
-A wait in TensorFlow, XLA or MXNet does not: the thread comes back when the operation ends. So if an operation that ends
-with a callback stalls, and the handler of a signal that asks for the end has not run for a while, this process leaves
-the job. Its operations then end with an error, the framework returns, and the handler runs.
+A wait in TensorFlow, XLA or MXNet does not: the thread comes back when the operation ends. An operation that ends with
+a callback may stall, and the handler of a signal that asks for the end may not run. After a while this process then
+leaves the job. Its operations then end with an error, the framework returns, and the handler runs.
 """
 
 import ctypes

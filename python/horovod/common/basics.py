@@ -107,8 +107,8 @@ def _leave_at_exit() -> None:
 def _await_calls() -> None:
     """Wait for threads that are within a call of this package to come out of it, or to where they stay.
 
-    CPython unwinds a thread that asks for the interpreter's lock too late, and a framework's C++ frames, which such a
-    call may have beneath it, turn that into an abort of the process after all its work.
+    CPython unwinds a thread that asks for the interpreter's lock too late. Such a call may have a framework's C++
+    frames beneath it, which turn the unwinding into an abort of the process after all its work.
     """
     deadline = time.monotonic() + _CALLS_END_WITHIN_S
     while time.monotonic() < deadline:

@@ -1,8 +1,8 @@
 """Whether all ranks hold the same bytes: checksums compared, and words for what differs.
 
-A checksum of everything travels with what the ranks tell each other in every step anyway (`Watch`), as a number and its
-complement, of which the largest of all ranks is taken: they fit together only if all ranks said the same. Only after a
-difference the ranks exchange the checksums of the single tensors.
+A checksum of everything travels with the bytes that the ranks exchange in every step anyway (`Watch`). It is a number
+and its complement, of which the largest of all ranks is taken: they fit together only if all ranks said the same. Only
+after a difference the ranks exchange the checksums of the single tensors.
 """
 
 import hashlib
@@ -107,10 +107,11 @@ def describe(differences: Sequence[Difference], total: int, where: str) -> str:
 class Watch:
     """Compares the parameters of one optimizer every so many steps, by what its ranks tell each other in every step.
 
-    Each rank counts its steps with `steps_on`, hands its checksums to `report` when that says so, puts `said` into
-    what is reduced with Max, byte by byte, and calls `hear` with the result, which is the same everywhere. So all ranks
-    find a difference at the same moment, and none ever waits for a rank that has nothing to compare. Whenever they said
-    different things they agree on the number of steps, which `join` and failures may have made uneven.
+    Each rank counts its steps with `steps_on`, and passes its checksums to `report` when that asks for them. It puts
+    `sent` into the bytes that are reduced with Max, and calls `receive` with the result, which is the same everywhere.
+    So all ranks find a difference at the same moment, and none ever waits for a rank that has nothing to compare.
+    Whenever they said different things they agree on the number of steps, which `join` and failures may have made
+    uneven.
     """
 
     def __init__(

@@ -23,8 +23,8 @@ def find_horovodrun() -> str:
 
     The one that was installed with this package counts, wherever that is: in an environment below this one
     (`python -m venv --system-site-packages`), among the user's own, in a folder (`pip install --target`). If the
-    installation has no record of it, it is looked for where this environment puts its scripts, beside the
-    interpreter, among the user's own scripts, and then on the PATH.
+    installation has no record of the program, it is searched where this environment puts its scripts, beside the
+    interpreter, among the user's own scripts, then on the PATH.
 
     Raises
     ------

@@ -44,7 +44,7 @@ class SparkTasks:
         The session's context.
     options
         Those of the job. Within `start_timeout` all tasks of a job of fixed size must run, and enough of an elastic
-        one, for which Spark may start a task again while the others go on.
+        one. Spark may start a task of an elastic job again while the others go on.
     """
 
     def __init__(self, context: SparkContext, options: JobOptions) -> None:

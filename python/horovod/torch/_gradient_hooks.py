@@ -1,9 +1,9 @@
 """Hooks on a parameter's accumulation node: they run after whatever the user does to a gradient in hooks of the tensor.
 
-Hooks of a tensor run in the order in which they were registered, so one of ours would run before a user's that came
-later and that would then change a gradient that is already on its way. Hooks of the node that accumulates into
-`.grad` run after all of them. A parameter gets another node when its dtype or device changes; one hook of ours on the
-tensor itself, which stays, notices that before the new node accumulates.
+Hooks of a tensor run in the order in which they were registered. One of ours would run before a user's later one, which
+would then change a gradient that is already being sent. Hooks of the node that accumulates into `.grad` run after all
+of them. A parameter gets another node when its dtype or device changes; one hook of ours on the tensor itself, which
+stays, notices that before the new node accumulates.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Decides when each gradient of an optimizer is reduced: hooks, accumulation counters, groups, agreement.
 
 One `GradientReducer` belongs to one wrapped optimizer. A hook per parameter counts backward passes and starts the
-reduction; at the end of the backward pass the ranks tell each other which gradients exist and wait, so that
-`backward()` returns with reduced gradients and clipping, loss scaling or logging may follow in any order.
+reduction; at the end of the backward pass the ranks exchange which gradients exist, and wait. So `backward()` returns
+with reduced gradients, and clipping, loss scaling or logging may follow in any order.
 
 A gradient that was sent is never added to: what comes after it within the cycle is accumulated apart, travels by itself
 and is added to the first one's result. So several backward passes before a step give what one pass over the sum of

@@ -137,8 +137,8 @@ fn stages_scaled(algorithm: AllreduceAlgorithm, data: &Data) -> bool {
     matches!(algorithm, Direct | Staged) && data.arena().is_some()
 }
 
-/// On one host: in each step every rank stages the parts that others own, reduces its own part from its tensors and the
-/// peers' staging memory, writes the result back there, and collects the other results from its own.
+/// On one host: in each step every rank stages the parts that others own, and reduces its own part from its tensors and
+/// the peers' staging memory. It writes the result back there, and collects the other results from its own.
 ///
 /// Steps are consecutive stretches of the vector, so that each tensor's bytes are touched twice within a short time;
 /// some of them are in flight in different stages. As the results of one are collected from a slot, the operands of a

@@ -1,5 +1,5 @@
-//! Large vectors between members: each owns a part. It gets that part straight from every other member,
-//! adds all up in the order of members as soon as a chunk of all has come, and sends the result to all.
+//! Large vectors between members: each owns a part. Every other member sends it that part. When a chunk of all has
+//! come, it adds them up in the order of members and sends the result to all.
 //!
 //! Each member sends and receives as many bytes as around a ring, but over one hop per phase. On each
 //! connection first go the contributions to the other's part, then the results of one's own.

@@ -40,9 +40,9 @@ const FAILED_MAX: u32 = 3;
 /// Joins the job: registers with the rendezvous, waits for all ranks and connects to them.
 ///
 /// Blocks for at most `config.timeout`. All ranks must call it; calling it again after a generation
-/// has ended joins the next one. In an elastic job it waits for the launcher to form the next round
-/// instead, and comes again when one of the others dies while their round is set up, or cannot be
-/// reached. Errors say who is missing or which connection failed, from where to where, and why.
+/// has ended joins the next one. In an elastic job it waits for the launcher to form the next round instead. It comes
+/// again when another rank dies while their round is set up, or cannot be reached. Errors say who is missing or which
+/// connection failed, from where to where, and why.
 pub fn connect(config: &MeshConfig) -> Result<Mesh, ConnectError> {
     let mut failed = 0;
     loop {

@@ -48,7 +48,7 @@ pub(crate) fn prepare(
 }
 
 /// Where bbr is the system's choice, asks for what learns from losses instead: bbr stops every 10 s for 200 ms to
-/// see how short the round trip can be, which on a short way gains nothing, and its timers cost a fast link up to
+/// measure the shortest round trip. Where hosts are near, that gains nothing, and its timers cost a fast link up to
 /// half of its rate. On a long way it stays, for it does not start slowly after each pause.
 fn send_without_pauses(fd: &Fd) -> io::Result<()> {
     if congestion_of(fd)?.starts_with(b"bbr") {

@@ -1,9 +1,8 @@
 //! Checksums of a stream in clear: records of at most a stripe and its head, each with the CRC32C of its bytes.
 //!
 //! The checksum of TCP misses what changes before a card computes it or after a card has compared it, and one of a
-//! few thousand changes in between. Here whoever writes a record computes its CRC while it brings the bytes into the
-//! cache for the system to copy, and whoever reads it computes it again from the bytes that the system has just put
-//! there.
+//! few thousand changes in between. Here the sender computes a record's CRC while it brings the bytes into the cache
+//! for the system to copy. The receiver computes the CRC again from the bytes that the system has just put there.
 //!
 //! A record that fits into the inbox is handed out when all of it has come and is as it was sent: so is everything
 //! small, and all that the transport or the negotiation acts upon. Of a larger one, tensor data, bytes are handed out

@@ -33,8 +33,8 @@ impl Engine {
     /// Have an operation that was submitted to be waited for end with a callback instead, as of
     /// [`Submission::calling`]; if it has ended already, that is called before this returns.
     ///
-    /// For callers that may wait for a moment, which saves the wake-up of the thread that runs callbacks, but not for
-    /// ever, because threads that other operations need are few.
+    /// For callers that may wait for a short time, which saves the wake-up of the thread that runs callbacks. They may
+    /// not wait without end: threads that other operations need are few.
     pub fn call_at_end(&self, handle: Handle, callback: Callback) {
         let ended = match self.start_callback_thread() {
             Ok(()) => self.shared.handles.redirect(handle, callback),

@@ -2,8 +2,8 @@
 //!
 //! Here stand the ways in which a thread makes progress, and the negotiation as far as nothing is unusual: what this
 //! rank's worker has to say goes to the coordinator, and what that has decided to the workers. The order of executions
-//! is in `execution`, the states of one execution in `advance`, what else the control plane has to do in `pump`, the
-//! end of a generation in `ending`. The driver's state belongs to parts with private fields: its neighbours to `links`,
+//! is in `execution`, the states of one execution in `advance`. Other work of the control plane is in `pump`, the end
+//! of a generation in `ending`. The driver's state belongs to parts with private fields: its neighbours to `links`,
 //! lost members and the end of the generation to `membership`, the total order to `queue`, executions on devices to
 //! `on_device`.
 

@@ -11,8 +11,8 @@
 //! notifier. Messages that a burst of submissions did not send are sent by the next wait, the next submission after the
 //! burst, or the next periodic poll.
 //!
-//! That no wake-up is lost in this is checked by `make test-loom`, which runs this very file in every order that the
-//! engine's thread and one or two callers can take, around a driver of a few lines.
+//! `make test-loom` checks that no wake-up is lost. It runs this very file, around a driver of a few lines, in every
+//! order that the engine's thread and one or two callers can take.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;

@@ -7,8 +7,8 @@
 //! process anew. So adapters give a call one argument more, a result of the call before it (`after`); ranks must run the
 //! same programs, and where they do not the report of stalls names the calls.
 //!
-//! A call that is told by a number in the GPU's memory in which call of its function it is, as those of TensorFlow are,
-//! has the host wait for its stream to read it.
+//! TensorFlow's calls have the number of their function's call in the GPU's memory. To read it, the host waits for the
+//! stream.
 //!
 //! The handlers say no trait (`tell_metadata`), so XLA does not record them into CUDA graphs, which replay what was
 //! agreed on once. A stream that is being captured all the same is refused before anything is submitted.

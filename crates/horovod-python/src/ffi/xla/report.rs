@@ -10,8 +10,9 @@ use super::answer;
 use super::call::{Attributes, buffers, invalid, meta_of};
 
 /// Reports its operands to rank 0, once in a generation. The one result, a number that is 0, makes operations come after
-/// the call. The attribute `name` has a line for the digest of the parameters' names, the bytes up to which parameters
-/// are read whole, those of a block of larger ones, the advice, and each parameter's name.
+/// the call. The attribute `name` has a line each for the digest of the parameters' names, the bytes up to which
+/// parameters are read whole, those of a block of larger ones, and the advice. A line for each parameter's name
+/// follows.
 ///
 /// # Safety
 /// Called by XLA on the host, with a frame of its own that lives until the answer.

@@ -152,9 +152,9 @@ impl Notifier {
         self.changed.notify_one();
     }
 
-    // Arming and disarming are plain stores in the transport. Loom's order of the stores to one word knows a store that
-    // follows what a swap has read, but not that it follows the swap, too, so a notification for an earlier operation
-    // could seem to undo a later arming, which no processor may do. Swaps here put all of them in one order.
+    // Arming and disarming are plain stores in the transport. Loom knows that a store follows the store that a swap has
+    // read, but not that it follows the swap. So a notification for an earlier operation could seem to undo a later
+    // arming, which no processor may do. Swaps here put all of them in one order.
 
     fn arm(&self) {
         self.news.swap(false, Ordering::Relaxed);
