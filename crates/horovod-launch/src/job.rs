@@ -182,7 +182,7 @@ impl Job<'_> {
             }
         }
         if self.rendezvous.rounds() > before {
-            // The ranks have connected, so a later failure has another cause.
+            // A new round is established, so a later failure has another cause.
             self.state.unreachable = None;
         }
         if let Some(why) = self.rendezvous.take_unreachable() {
@@ -226,8 +226,8 @@ impl Job<'_> {
             .fold(start, earlier)
     }
 
-    /// Returns how long after the first failure ranks may take to end without a request. Ranks that have never
-    /// connected cannot notice each other's failure, so they get no time. Ranks that were informed why they cannot
+    /// Returns how long after the first failure ranks may take to end without a request. Ranks that were never in a
+    /// round together cannot notice each other's failure, so they get no time. Ranks that were informed why they cannot
     /// connect need time to report it. Silent ranks do not end without a request, so they get no time either.
     fn grace(&self) -> Duration {
         let ended = |rank: u32| self.state.ends.iter().any(|end| end.rank == rank);

@@ -131,8 +131,8 @@ pub(crate) fn enqueue(
             };
             let meta = TensorMeta::new(dtype, shape);
             let input = std::ptr::with_exposed_provenance(input);
-            // SAFETY: the addresses are of tensors that the adapter keeps alive by their owner, and that nobody is to
-            // touch before the handle has ended, as hvd's users know.
+            // SAFETY: the adapter keeps the tensors at these addresses alive by their owner. hvd's documented contract
+            // forbids any access to them before the handle has ended.
             let tensor = unsafe { Tensor::new(meta, input, output) };
             Ok(tensor.kept_by(Arc::new((owner, given.clone()))))
         })
@@ -160,12 +160,12 @@ pub(crate) fn enqueue(
     }));
     let tensors: Vec<_> = tensors
         .into_iter()
-        // SAFETY: the adapter says that the memory is that GPU's.
+        // SAFETY: the adapter guarantees that the memory belongs to that GPU.
         .map(|tensor| unsafe { tensor.on_gpu(ready.clone()) })
         .collect();
     let mut submission = Submission::new(prefix, name, op, set, tensors.into()).with_splits(splits);
     if let Some(allocator) = allocator {
-        // SAFETY: the adapter's functions give new memory of that GPU's, and the tensors' owners keep it, too.
+        // SAFETY: the adapter's functions allocate new memory of that GPU, and the tensors' owners keep it alive.
         submission = unsafe { submission.allocating(allocator) };
     }
     submit(py, &engine, submission.keeping(Some(kept)))

@@ -1,5 +1,4 @@
-//! The waiter of a rank: it spins briefly, yields its core briefly, then sleeps until its notifier or a socket wakes
-//! it.
+//! The waiter of a rank: spins briefly, yields its core briefly, then sleeps until a notification or a socket event.
 
 use std::{
     sync::Arc,
@@ -73,7 +72,8 @@ pub struct Waiter {
     core_migration: Option<CoreMigration>,
 }
 
-/// A rank without data sockets polls its other sockets at one of so many steps that yield the core.
+/// A rank without data sockets polls its few other sockets only at every so many steps, and only if that step yields
+/// the core.
 const POLL_EVERY: u32 = 32;
 
 impl Waiter {
@@ -119,8 +119,8 @@ impl Waiter {
         self.wait_policy = WaitPolicy::of_rounds(spins, yields);
     }
 
-    /// Sets whether the thread that waits next has no other work. If it has none, it spins or yields by the clock
-    /// before it sleeps: it spins where each rank has a core, and yields where ranks outnumber cores. Initially true.
+    /// Sets whether the thread that waits next has no other work. A thread without other work waits by the clock before
+    /// it sleeps: it yields where ranks outnumber cores, and else spins unless sockets must be polled. Initially true.
     /// Pass `false` if the application computes on other threads of this process: the thread then sleeps early.
     pub fn set_has_time(&mut self, has_time: bool) {
         self.wait_policy.set_has_time(has_time);

@@ -19,7 +19,7 @@ use crate::remote::{self, Ssh};
 
 /// Interval between two starts of the script.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Longest run of the script.
+/// Time limit of one run of the script.
 const SCRIPT_LIMIT: Duration = Duration::from_secs(60);
 /// Maximum number of bytes that the script may print.
 const SCRIPT_BYTES_MAX: usize = 4 << 20;

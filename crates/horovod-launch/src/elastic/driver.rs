@@ -82,7 +82,7 @@ pub struct Driver {
     pub(super) round: Vec<WorkerId>,
     pub(super) rounds: u32,
     pub(super) resets: u32,
-    /// Whether the last round formed has connected.
+    /// Whether the last round formed is established, see [`Event::Up`].
     pub(super) is_up: bool,
     /// Whether there were ever enough slots.
     pub(super) is_activated: bool,

@@ -92,7 +92,7 @@ pub enum Event {
         /// Whether a signal has stopped its process and no signal has continued it since.
         is_stopped: bool,
     },
-    /// The last round formed has connected.
+    /// The last round formed is established: its members have each other's addresses.
     Up,
     /// A worker's process ended.
     Exited {

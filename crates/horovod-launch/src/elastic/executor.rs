@@ -84,13 +84,13 @@ pub enum News<'a> {
     Words(&'a str),
     /// A worker has this rank from now on.
     Rank(WorkerId, u32),
-    /// These workers have connected and train together, in the order of their ranks.
+    /// A round is established; its members train together, in the order of their ranks.
     Round {
         /// The round's number.
         number: u64,
         /// Its members.
         workers: &'a [WorkerId],
     },
-    /// The workers of a round could not connect, for this reason.
+    /// A round could not be established, for this reason.
     NoRound(&'a str),
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::driver::{Driver, WorkerProcess};
 use super::events::{Action, Cause, Time, WorkerId};
 
-/// How long a slot's failures count.
+/// Time after which a failure of a slot no longer counts.
 pub(super) const SLOT_MEMORY: Duration = Duration::from_secs(60);
 /// Rest of a slot after its first series of failures. Each further rest is twice as long, up to [`REST_MAX`].
 const REST: Duration = Duration::from_secs(60);
@@ -47,7 +47,7 @@ pub(super) struct Host {
     was_reached: bool,
 }
 
-/// One of a host's places for a worker.
+/// State of one slot of a host.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SlotHistory {
     pub(super) worker: Option<WorkerId>,
@@ -286,7 +286,7 @@ impl Driver {
             let now_listed = listed.iter().find(|(name, _)| *name == host.name);
             let slots = now_listed.map_or(0, |(_, slots)| *slots);
             if host.listed == 0 && slots > 0 {
-                // The host was removed from the list and put back, so it has probably been repaired.
+                // The host was removed from the list and put back, so its earlier failures no longer count.
                 host.ban = None;
                 host.forgive_slots();
             }

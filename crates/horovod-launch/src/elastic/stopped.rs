@@ -76,7 +76,8 @@ impl Driver {
         self.stop(worker);
     }
 
-    /// Returns whether the training state would survive without this worker, in another worker that waits or connects.
+    /// Returns whether the training state would survive without this worker, in another worker that waits for a round
+    /// or is joining one.
     fn is_state_elsewhere(&self, worker: WorkerId) -> bool {
         let has_come = |w: &WorkerProcess| w.phase == Phase::Waiting || !self.is_up;
         let mut others = self.workers.iter().filter(|(id, _)| **id != worker);

@@ -61,9 +61,9 @@ pub enum ServerEvent {
         /// Its process number.
         pid: u32,
     },
-    /// All ranks have received the addresses of the others.
+    /// A round is established: all its ranks have registered, and the table of their addresses was sent.
     Up(Generation),
-    /// A round failed; its ranks were informed.
+    /// A round could not be established; its ranks were informed of this cause.
     Failed(String),
     /// A registered rank closed its connection.
     Left(Rank),

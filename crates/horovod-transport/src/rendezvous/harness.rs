@@ -124,7 +124,7 @@ pub enum ServerMessage {
     Aborted,
     /// The worker was removed from the job.
     Removed,
-    /// The worker broke the protocol.
+    /// The rendezvous refuses the worker, or members are missing.
     Refused,
 }
 

@@ -41,7 +41,7 @@ pub(crate) enum Do {
     Send(ClientId, ToClient),
     /// Send a client the reason and close its connection.
     Dismiss(ClientId, ToClient),
-    /// All ranks have received the table of this generation.
+    /// This generation is established: the table was sent to all its ranks.
     Up(u64),
     /// The generation could not be set up.
     Failed(String),
