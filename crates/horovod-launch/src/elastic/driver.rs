@@ -30,19 +30,19 @@ pub(super) struct WorkerProcess {
     pub(super) local: u32,
     pub(super) phase: Phase,
     pub(super) training_state: u8,
-    /// Whether its training state is older than the state of the last round.
+    /// Whether this worker's training state is older than the state of the last round.
     pub(super) is_stale: bool,
-    /// Set if its slot was removed: when it is stopped if it has not left before.
+    /// When this worker is stopped if it has not left before; set if its slot was removed.
     pub(super) leave_by: Option<Time>,
-    /// Whether it was stopped or dismissed; the cause of its end does not matter then.
+    /// Whether this worker was stopped or dismissed; the cause of its end does not matter then.
     pub(super) is_going: bool,
-    /// Set if it was dismissed: when it is stopped if it has not ended before.
+    /// When this worker is stopped if it has not ended before; set if it was dismissed.
     pub(super) stop_at: Option<Time>,
-    /// Set if its neighbours report it as silent: when it is stopped if it shows no sign of life.
+    /// When this worker is stopped if it shows no sign of life; set if its neighbours report it as silent.
     pub(super) silent_until: Option<Time>,
-    /// How often in a row it was found stopped by a signal while a round waited for it.
+    /// How often in a row this worker was found stopped by a signal while a round waited for it.
     pub(super) seen_stopped: u32,
-    /// Whether it was stopped because it hung.
+    /// Whether this worker was stopped because it hung or was silent.
     pub(super) is_condemned: bool,
 }
 

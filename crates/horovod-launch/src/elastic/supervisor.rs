@@ -25,7 +25,7 @@ use crate::rendezvous::Rendezvous;
 struct Running {
     host: String,
     local: u32,
-    /// The rank that messages to the user show.
+    /// The rank of this worker in messages to the user.
     label: u32,
     /// Process number that the worker reported to the rendezvous; `None` before.
     pid: Option<u32>,

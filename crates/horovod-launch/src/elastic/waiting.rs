@@ -16,7 +16,7 @@ const TOGETHER: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub(super) struct Finished {
     at: Time,
-    /// Name of the worker in messages.
+    /// Name of the worker in messages to the user.
     name: String,
     /// Whether the user was informed.
     is_announced: bool,

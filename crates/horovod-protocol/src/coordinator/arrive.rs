@@ -78,7 +78,7 @@ impl Coordinator {
         }
     }
 
-    /// Returns the ranks that an aggregator names. It may name only ranks below it.
+    /// Returns the ranks that an aggregator names. An aggregator may name only ranks below itself.
     pub(super) fn named(
         &self,
         link: usize,
