@@ -1,6 +1,6 @@
-//! One job from the launcher's side: starts all hosts, carries output, hears signals, ends everything.
+//! One job in the launcher: starts all hosts, forwards output, handles signals, ends all processes.
 //!
-//! One thread, one poll. Nothing is started on any host before every host has said that it can.
+//! One thread polls everything. No rank starts on any host before every host has confirmed that it is ready.
 
 mod agents;
 mod ends;
@@ -25,11 +25,11 @@ use crate::threads::Threads;
 pub(crate) use self::agents::spec;
 pub(crate) use self::ends::ended_by;
 
-/// How long ranks that lost a peer may take to say so and end by themselves, before they are told to.
+/// Ranks that lost a peer have this long to report it and to end without a request; then the launcher stops them.
 const FAILURE_GRACE: Duration = Duration::from_secs(3);
-/// After one host could not be started, how long to collect what is wrong with the others.
+/// After the first host that could not be started, the errors of other hosts are collected for this long.
 const COLLECT_ERRORS: Duration = Duration::from_secs(2);
-/// Between two signs of life to other hosts.
+/// Interval between two pings to the agents of other hosts.
 pub(crate) const PING_INTERVAL: Duration = Duration::from_secs(remote::PING_INTERVAL_S as u64);
 
 /// A job under way.
@@ -57,11 +57,11 @@ pub(crate) struct State {
     asked: Option<(Stop, Instant)>,
     interrupted_by: Option<i32>,
     ping_at: Instant,
-    /// How many threads ranks have, by host.
+    /// Limits on threads per rank, reported by the agents, by host.
     threads: Vec<(String, Threads)>,
-    /// Ranks that do not answer the others, of which the user has been told.
+    /// Silent ranks that were already reported to the user.
     noted_silent: Vec<u32>,
-    /// Why ranks cannot connect, as all were told.
+    /// Why ranks cannot connect; this cause was sent to all agents.
     unreachable: Option<String>,
 }
 
@@ -84,22 +84,22 @@ impl State {
         }
     }
 
-    /// There were never hosts to begin with.
+    /// Records that the job failed before it had any hosts.
     pub(crate) fn fail_start(&mut self, why: String) {
         self.start_errors.push((1, why));
     }
 
-    /// A signal came before there were hosts.
+    /// Records a signal that arrived before the job had any hosts.
     pub(crate) fn interrupt(&mut self, signal: i32) {
         self.interrupted_by = Some(signal);
     }
 }
 
 impl Job<'_> {
-    /// Runs the job to its end; the launcher's exit code.
+    /// Runs the job to its end and returns the launcher's exit code.
     pub(crate) fn run(mut self) -> io::Result<u8> {
         if !self.links.is_empty() && self.slowest() == Stage::Greeted {
-            // They have dialed.
+            // The agents have dialed in.
             self.send_jobs();
         }
         while !self.is_over() {
@@ -128,7 +128,7 @@ impl Job<'_> {
         self.state.interrupted_by.is_some() || collected || !self.is_anyone_undecided()
     }
 
-    /// During the start: whether a host may yet fail, or all may yet come.
+    /// During the start: returns whether a host may still fail, or all may still become ready.
     fn is_anyone_undecided(&self) -> bool {
         let first_to_wait_for = if self.state.has_sent_jobs {
             Stage::Greeted
@@ -182,7 +182,7 @@ impl Job<'_> {
             }
         }
         if self.rendezvous.rounds() > before {
-            // Then a later failure has another cause.
+            // A new round is established, so a later failure has another cause.
             self.state.unreachable = None;
         }
         if let Some(why) = self.rendezvous.take_unreachable() {
@@ -195,7 +195,7 @@ impl Job<'_> {
             let size = self.options.num_proc.unwrap_or(1);
             self.output.emit(&Event::Round((0..size).collect()));
         }
-        // A rank that computes notices a silent peer only at its next operation; the user must know now.
+        // A rank that computes notices a silent peer only at its next operation, but the user must be informed now.
         for (who, by) in self.rendezvous.silent() {
             if !self.state.noted_silent.contains(who) {
                 self.state.noted_silent.push(*who);
@@ -226,9 +226,9 @@ impl Job<'_> {
             .fold(start, earlier)
     }
 
-    /// How long after the first failure ranks may take to end by themselves. Ranks that never met cannot notice each
-    /// other's failure, and need no time for that. Ranks that were told why they cannot connect need time to say so.
-    /// Ranks that do not answer the others will not end by themselves.
+    /// Returns how long after the first failure ranks may take to end without a request. Ranks that were never in a
+    /// round together cannot notice each other's failure, so they get no time. Ranks that were informed why they cannot
+    /// connect need time to report it. Silent ranks do not end without a request, so they get no time either.
     fn grace(&self) -> Duration {
         let ended = |rank: u32| self.state.ends.iter().any(|end| end.rank == rank);
         let slots = self.links.iter().flat_map(|link| &link.placement.slots);

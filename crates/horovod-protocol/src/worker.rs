@@ -1,4 +1,4 @@
-//! The worker, one rank's side of the negotiation: what it has pending, and what it is told to do.
+//! The worker, one rank's side of the negotiation: its pending requests, and the coordinator's decisions for it.
 
 use crate::action::{ExecItem, Execution, WorkerAction};
 use crate::error::{Leaving, OpError, StopReason, clip, listed};
@@ -16,36 +16,37 @@ use std::sync::Arc;
 
 mod apply;
 
-/// Lists of items kept for executions to come: as many as may wait for the one that runs in a burst of calls.
+/// Maximum number of item lists kept for later executions. In a burst of calls that many executions may wait behind the
+/// one that runs.
 const SPARE_VECS_MAX: usize = 64;
 
 /// Configuration of a worker.
 #[derive(Clone, Debug)]
 pub struct WorkerConfig {
-    /// This rank.
+    /// Rank of this process.
     pub rank: Rank,
-    /// Ranks of the job.
+    /// Number of ranks in the job.
     pub size: u32,
-    /// This life of the job.
+    /// The current generation of the job.
     pub generation: Generation,
 }
 
-/// One rank's state machine.
+/// State machine of one rank.
 #[derive(Debug)]
 pub struct Worker {
     cfg: WorkerConfig,
     state: State,
     sets: BTreeMap<ProcessSetId, WorkerSet>,
-    /// Which id a registration has.
+    /// Maps each registration to the id of its set.
     ids: BTreeMap<SetKey, ProcessSetId>,
     entries: Slab<Entry>,
     slots: SlotMap<usize>,
     join: Option<EntryId>,
     pending: usize,
-    /// Requests so far that the ranks knew already, and that they did not.
+    /// Number of requests so far that were in the cache, and (`misses`) that were not.
     hits: u64,
     misses: u64,
-    /// The decision carried out last.
+    /// Sequence number of the last decision applied.
     last_seq: Option<Seq>,
     outbox: Outbox,
     actions: VecDeque<WorkerAction>,
@@ -55,14 +56,14 @@ pub struct Worker {
 #[derive(Debug)]
 enum State {
     Running,
-    /// This rank has asked for the shutdown; what was agreed before is still carried out.
+    /// This rank has requested the shutdown. Decisions agreed before are still carried out.
     Asked(Leaving),
-    /// Told to stop; waits for all others to have been told.
+    /// The coordinator has announced the shutdown. The worker waits until all ranks have confirmed it.
     Stopping {
         by: Rank,
         why: StopReason,
     },
-    /// Nothing more happens.
+    /// Final state: no further requests or decisions are handled.
     Over(OpError),
 }
 
@@ -86,7 +87,8 @@ struct Entry {
 struct Cached {
     slot: Slot,
     signature: Arc<RequestSignature>,
-    /// Where it ran last; `None` if it has failed since. The same on all members when they have heard the same.
+    /// Sequence number of the slot's last execution; `None` if a request has failed since. Equal on all members that
+    /// have handled the same decisions.
     last: Option<Seq>,
 }
 
@@ -102,11 +104,11 @@ struct Pending {
     signature: Arc<RequestSignature>,
 }
 
-/// Why a message of the coordinator is impossible.
+/// Reason why a message of the coordinator violates the protocol.
 type Violation = &'static str;
 
 impl Worker {
-    /// A worker that knows only the set of all ranks.
+    /// Creates a worker that has only the set of all ranks.
     pub fn new(cfg: WorkerConfig) -> Self {
         let global = WorkerSet {
             key: SetKey::GLOBAL,
@@ -131,12 +133,12 @@ impl Worker {
         }
     }
 
-    /// Queues a request; its end is an [`WorkerAction::Execute`] or [`WorkerAction::Complete`] with
-    /// this `id`. The name may be used again from then on. A known request gets the tag that its execution will
-    /// have if it is the only one in it.
+    /// Queues a request. The request ends with a [`WorkerAction::Execute`] or [`WorkerAction::Complete`] with this
+    /// `id`; then its name may be used again. Returns for a known request the tag that its execution will have if the
+    /// request is not fused.
     ///
     /// # Errors
-    /// Local mistakes, with Horovod's texts; then nothing is queued.
+    /// Local mistakes, with Horovod's texts. Nothing is queued then.
     pub fn submit(&mut self, id: EntryId, req: &Request) -> Result<Option<OperationTag>, OpError> {
         let Some(set) = self.sets.get(&req.set) else {
             return Err(local::unknown_set(&req.op));
@@ -191,17 +193,17 @@ impl Worker {
         }
     }
 
-    /// Requests that are queued and not agreed on yet.
+    /// Returns the number of requests that are queued and not agreed on yet.
     pub fn pending(&self) -> usize {
         self.pending
     }
 
-    /// Requests so far that the ranks knew already, and requests that had to be described.
+    /// Returns the number of requests so far that were in the cache, and of those that were not.
     pub fn cache_use(&self) -> (u64, u64) {
         (self.hits, self.misses)
     }
 
-    /// Why nothing more happens, if so.
+    /// Returns the error that ended this worker, or `None` if it has not ended.
     pub fn ended(&self) -> Option<&OpError> {
         match &self.state {
             State::Over(error) => Some(error),
@@ -209,14 +211,14 @@ impl Worker {
         }
     }
 
-    /// A member is gone: everything pending and later fails with it. While stopping this is how a
-    /// faster rank looks, and only ends the wait.
+    /// Handles the loss of a member: all pending and later requests fail with it. During a shutdown a faster rank that
+    /// has exited also looks lost, so this only ends the wait.
     pub fn handle_peer_lost(&mut self, lost: PeerLost) {
         self.end(lost);
     }
 
-    /// As [`Worker::handle_peer_lost`], and tells the coordinator, so that all ranks learn the cause:
-    /// for what only this rank knows, be it that it cannot go on itself.
+    /// Handles a loss as [`Worker::handle_peer_lost`] does and also reports it to the coordinator, which informs all
+    /// ranks of the cause. For losses that only this rank has noticed, including its own failure.
     pub fn report_lost(&mut self, lost: PeerLost) {
         let running = matches!(self.state, State::Running | State::Asked(_));
         self.end(lost.clone());
@@ -225,13 +227,13 @@ impl Worker {
         }
     }
 
-    /// Asks all ranks to stop. Everything pending anywhere ends with the shutdown error naming
-    /// this rank; [`WorkerAction::ShutDown`] follows once every rank has confirmed.
+    /// Requests a shutdown of all ranks. Everything pending on any rank ends with the shutdown error that names this
+    /// rank. [`WorkerAction::ShutDown`] follows once every rank has confirmed.
     pub fn shutdown(&mut self) {
         self.shutdown_because(Leaving::Asked);
     }
 
-    /// As [`Worker::shutdown`], with the reason that others are told.
+    /// Requests a shutdown as [`Worker::shutdown`] does, with a reason that is sent to the other ranks.
     pub fn shutdown_because(&mut self, why: Leaving) {
         if matches!(self.state, State::Running) {
             self.state = State::Asked(why);
@@ -239,7 +241,7 @@ impl Worker {
         }
     }
 
-    /// The next action; call until `None` after every other method.
+    /// Returns the next action. Must be called until it returns `None`, after every other method.
     pub fn poll_action(&mut self) -> Option<WorkerAction> {
         if let Some(message) = self.outbox.take() {
             return Some(WorkerAction::Send(message));
@@ -247,12 +249,12 @@ impl Worker {
         self.actions.pop_front()
     }
 
-    /// Takes back a message that has been sent, so that the next needs no allocation.
+    /// Takes back a message that has been sent, so that the next one needs no allocation.
     pub fn recycle_message(&mut self, message: ToCoordinator) {
         self.outbox.recycle(message);
     }
 
-    /// Takes back an execution that has been run, so that the next needs no allocation.
+    /// Takes back an execution that has been run, so that the next one needs no allocation.
     pub fn recycle(&mut self, execution: Execution) {
         let mut items = execution.items;
         items.clear();
@@ -261,26 +263,26 @@ impl Worker {
         }
     }
 
-    /// Set and name of what is pending under this id and not agreed on yet.
+    /// Returns set and name of the request that is pending under this id and not agreed on yet.
     pub fn name_of(&self, id: EntryId) -> Option<(ProcessSetId, Arc<str>)> {
         let mut entries = self.entries.iter().map(|(_, entry)| entry);
         let entry = entries.find(|e| e.pending.as_ref().is_some_and(|p| p.id == id))?;
         Some((entry.set, entry.name.clone()))
     }
 
-    /// Whether a request of this name is queued and not agreed on yet.
+    /// Returns whether a request of this name is queued and not agreed on yet.
     pub fn is_pending(&self, set: ProcessSetId, name: &str) -> bool {
         let index = self.sets.get(&set).and_then(|set| set.names.get(name));
         let entry = index.and_then(|index| self.entries.get(*index));
         entry.is_some_and(|entry| entry.pending.is_some())
     }
 
-    /// Members of a set, ascending; `None` for an unknown one.
+    /// Returns the members of a set in ascending order, or `None` for an unknown set.
     pub fn members(&self, set: ProcessSetId) -> Option<&[Rank]> {
         self.sets.get(&set).map(|set| &*set.members)
     }
 
-    /// All sets, by id.
+    /// Returns all sets with their members, by id.
     pub fn process_sets(&self) -> impl Iterator<Item = (ProcessSetId, &[Rank])> {
         self.sets.iter().map(|(id, set)| (*id, &*set.members))
     }

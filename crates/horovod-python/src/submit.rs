@@ -1,4 +1,4 @@
-//! Operations: tensor descriptions in, handles out, and the wait for a handle without the interpreter lock.
+//! Operations: tensor descriptions in, handles out. The wait for a handle releases the interpreter lock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,9 +20,9 @@ use crate::results::{is_lost, lost, outputs, outputs_on_gpu};
 use crate::runtime::registered;
 use crate::signals;
 
-/// Longest wait between two looks at whether a signal has arrived (Ctrl-C).
+/// Longest wait between two checks for a signal (Ctrl-C).
 pub(crate) const SIGNAL_SLICE: Duration = Duration::from_millis(100);
-/// Names of the kind codes, by code.
+/// Names of the operation kinds, indexed by code.
 pub(crate) const KINDS: [&str; 5] = [
     "ALLREDUCE",
     "ALLGATHER",
@@ -39,10 +39,10 @@ const REDUCESCATTER: u8 = 4;
 /// Input pointer, output pointer (0: allocate), dtype code, shape, owner.
 type TensorArgs = (usize, usize, u8, Vec<u64>, Py<PyAny>);
 
-/// A GPU: where its framework tells the current stream, and its number.
+/// A GPU: the source of its framework's current stream, and its number.
 type GpuArgs = (Py<Streams>, i32);
 
-/// A GPU and the stream that a call is on.
+/// A GPU and the stream of a call.
 struct Place {
     streams: StreamSource,
     ordinal: i32,
@@ -61,8 +61,8 @@ impl Place {
     }
 }
 
-/// Queue one operation and return its handle, for which `wait` will return what `finish` makes of the outputs. On a
-/// `gpu`, `allocators` give memory for the outputs that are to be allocated, one for each tensor.
+/// Queue one operation and return its handle. `wait` later returns the value of `finish` for the outputs. On a `gpu`,
+/// `allocators` allocate the outputs that have no memory yet, one function for each tensor.
 #[pyfunction]
 #[pyo3(signature = (kind, prefix, name, tensors, op, prescale, postscale, root, splits, process_set, grouped,
     finish=None, gpu=None, allocators=None))]
@@ -104,7 +104,7 @@ pub(crate) fn enqueue(
     }
     let place = gpu.map(|(streams, ordinal)| Place::of(py, streams.get(), ordinal));
     let place = place.transpose()?;
-    // Then the adapter has allocated the results.
+    // In this case the adapter has allocated the results.
     let is_scattered =
         matches!(op, Op::Reducescatter { .. }) && place.is_some() && allocators.is_none();
     let (allocator, given) = place
@@ -120,7 +120,7 @@ pub(crate) fn enqueue(
                 .ok_or_else(|| PyValueError::new_err(format!("unknown dtype code {dtype}")))?;
             let at = std::ptr::with_exposed_provenance_mut(output);
             let output = match output {
-                // Shapes that do not fit are refused when the operation is carried out.
+                // The engine refuses shapes that do not fit when it carries out the operation.
                 _ if is_scattered => Output::Exactly {
                     at,
                     bytes: scattered_bytes(&engine, set, dtype, &shape).unwrap_or(0),
@@ -131,8 +131,8 @@ pub(crate) fn enqueue(
             };
             let meta = TensorMeta::new(dtype, shape);
             let input = std::ptr::with_exposed_provenance(input);
-            // SAFETY: the addresses are of tensors that the adapter keeps alive by their owner, and that nobody is to
-            // touch before the handle has ended, as hvd's users know.
+            // SAFETY: the adapter keeps the tensors at these addresses alive by their owner. hvd's documented contract
+            // forbids any access to them before the handle has ended.
             let tensor = unsafe { Tensor::new(meta, input, output) };
             Ok(tensor.kept_by(Arc::new((owner, given.clone()))))
         })
@@ -160,18 +160,18 @@ pub(crate) fn enqueue(
     }));
     let tensors: Vec<_> = tensors
         .into_iter()
-        // SAFETY: the adapter says that the memory is that GPU's.
+        // SAFETY: the adapter guarantees that the memory belongs to that GPU.
         .map(|tensor| unsafe { tensor.on_gpu(ready.clone()) })
         .collect();
     let mut submission = Submission::new(prefix, name, op, set, tensors.into()).with_splits(splits);
     if let Some(allocator) = allocator {
-        // SAFETY: the adapter's functions give new memory of that GPU's, and the tensors' owners keep it, too.
+        // SAFETY: the adapter's functions allocate new memory of that GPU, and the tensors' owners keep it alive.
         submission = unsafe { submission.allocating(allocator) };
     }
     submit(py, &engine, submission.keeping(Some(kept)))
 }
 
-/// Bytes of this rank's result of a reducescatter; `None` if it gets none, or they are too many.
+/// Returns the bytes of this rank's result of a reducescatter, or `None` if it has no result or the number overflows.
 fn scattered_bytes(
     engine: &Engine,
     set: ProcessSetId,
@@ -184,7 +184,8 @@ fn scattered_bytes(
     usize::try_from(elems).ok()?.checked_mul(dtype.size())
 }
 
-/// Rows of dimension 0 that this rank gets of a reducescatter of so many; None if it is no member of the set.
+/// Return the rows of dimension 0 that this rank receives of a reducescatter of `rows` rows. None if this rank is no
+/// member of the set.
 #[pyfunction]
 pub(crate) fn scattered_rows(process_set: Option<u32>, rows: u64) -> Option<u64> {
     let engine = horovod::engine().ok()?;
@@ -196,7 +197,7 @@ pub(crate) fn submit(py: Python<'_>, engine: &Engine, submission: Submission<'_>
     handle.map(|h| h.0).map_err(|e| operation_error(py, e))
 }
 
-/// Submit an operation and wait for it: its result.
+/// Submit an operation, wait for it and return its result.
 pub(crate) fn submit_and_wait(
     py: Python<'_>,
     engine: &Engine,
@@ -207,7 +208,7 @@ pub(crate) fn submit_and_wait(
     result_of(py, engine, handle, waited)
 }
 
-/// The operation that the codes and numbers of a call from Python mean.
+/// Returns the operation for the codes and numbers of a call from Python.
 pub(crate) fn operation(kind: u8, op: u8, pre: f64, post: f64, root: i64) -> PyResult<Op> {
     let root = match (kind, u32::try_from(root)) {
         (_, Ok(root)) => root,
@@ -223,7 +224,7 @@ pub(crate) fn operation(kind: u8, op: u8, pre: f64, post: f64, root: i64) -> PyR
         .map_err(|e| PyValueError::new_err(e.to_string()))
 }
 
-/// The operation that these codes mean, of those that have tensors.
+/// Returns the operation for these codes; only operations with tensors have codes.
 pub(crate) fn operation_of(kind: u8, op: u8, scale: Scale, root: u32) -> Result<Op, Error> {
     let reduction = || {
         ReduceOp::from_code(op)
@@ -245,7 +246,8 @@ pub(crate) fn operation_of(kind: u8, op: u8, scale: Scale, root: u32) -> Result<
     })
 }
 
-/// Whether elements of this type can be combined like that; the adapters say it in the framework's words.
+/// Returns whether elements of this type can be combined by `op`. The adapters raise the error, in their framework's
+/// terms.
 pub(crate) fn has_meaning(op: ReduceOp, dtype: DType) -> bool {
     match op {
         ReduceOp::Average => dtype != DType::Bool,
@@ -254,28 +256,28 @@ pub(crate) fn has_meaning(op: ReduceOp, dtype: DType) -> bool {
     }
 }
 
-/// Objects that the engine keeps for the handle's waiter.
+/// Objects that the engine keeps until the handle's result is fetched.
 pub(crate) enum Kept {
-    /// The tensor is the result.
+    /// This tensor is the result.
     InPlace(InPlace),
-    /// These are, given back as what they came in; what each keeps is an [`Kept::InPlace`].
+    /// These tensors are the result, returned in the caller's container. Each part is a [`Kept::InPlace`].
     GroupInPlace(Py<PyTuple>, Vec<horovod::Kept>),
-    /// The result is this function's value for the outputs.
+    /// The result is the value of this function for the outputs.
     Finish(Py<PyAny>),
-    /// The same, of an operation on a GPU.
+    /// The objects of an operation on a GPU.
     OnGpu(OnGpu),
 }
 
-/// Objects of an operation on a GPU.
+/// Objects kept for an operation on a GPU.
 pub(crate) struct OnGpu {
     streams: StreamSource,
-    /// Results whose sizes were known late.
+    /// Results that were allocated during the operation, because their sizes were not known before.
     given: Option<Given>,
     finish: Option<Py<PyAny>>,
 }
 
 impl Kept {
-    /// Where the framework tells its current streams.
+    /// Returns the source of the framework's current streams.
     fn streams(&self) -> Option<StreamSource> {
         match self {
             Self::InPlace(in_place) => in_place.reader.streams(),
@@ -289,13 +291,13 @@ impl Kept {
     }
 }
 
-/// Wait for the operation, clear its handle and return its result. None for a handle that has given it already.
+/// Wait for the operation, clear its handle and return its result. None if the handle's result was already returned.
 #[pyfunction]
 pub(crate) fn wait(py: Python<'_>, handle: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
     stay_if_leaving(py);
     let handle = match handle.extract::<u64>() {
         Ok(handle) => handle,
-        // A number that no handle can have.
+        // No handle has a number this large.
         Err(e) if e.is_instance_of::<PyOverflowError>(py) => return Ok(py.None()),
         Err(e) => return Err(e),
     };
@@ -307,7 +309,7 @@ pub(crate) fn wait(py: Python<'_>, handle: &Bound<'_, PyAny>) -> PyResult<Py<PyA
     result_of(py, &engine, handle, waited)
 }
 
-/// The result of an operation of which `waited` is known so far; waits for its end.
+/// Returns the result of an operation; `waited` is its state so far. Blocks until the operation has ended.
 fn result_of(
     py: Python<'_>,
     engine: &Engine,
@@ -348,7 +350,7 @@ fn result_of(
         Some(Kept::OnGpu(on_gpu)) => {
             let outputs = match &on_gpu.given {
                 Some(given) => outputs_on_gpu(py, result, given)?,
-                // They are in memory of the caller's.
+                // The outputs are in the caller's memory.
                 None => py.None(),
             };
             match &on_gpu.finish {
@@ -360,7 +362,7 @@ fn result_of(
     }
 }
 
-/// Result of waiting for an unknown handle.
+/// Returns the result of waiting for an unknown handle.
 fn without_result(py: Python<'_>, handle: u64) -> PyResult<Py<PyAny>> {
     if is_lost(handle) {
         Err(lost(py, handle))
@@ -369,11 +371,11 @@ fn without_result(py: Python<'_>, handle: u64) -> PyResult<Py<PyAny>> {
     }
 }
 
-/// Wait until the operations of all these handles have ended, which stay as they are; not longer than until the others
-/// wait for what comes after this.
+/// Wait until the operations of all `handles` have ended; the handles stay valid. Return early, with a rank and a name,
+/// once the missing ranks in turn wait for an operation that this rank has not submitted.
 #[pyfunction]
 pub(crate) fn wait_softly(py: Python<'_>, handles: Vec<u64>) -> PyResult<Option<(u32, String)>> {
-    // Waiting for a lost handle raises when the result is requested.
+    // For a lost handle, `wait` raises the error later.
     let Ok(engine) = horovod::engine() else {
         return Ok(None);
     };

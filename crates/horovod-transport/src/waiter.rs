@@ -1,4 +1,4 @@
-//! The waiter of a rank: spins a little, yields its core a little, then sleeps until its notifier or a socket wakes it.
+//! The waiter of a rank: spins briefly, yields its core briefly, then sleeps until a notification or a socket event.
 
 use std::{
     sync::Arc,
@@ -13,13 +13,13 @@ use crate::{
     wait_policy::{Step, WaitPolicy},
 };
 
-/// Wakes a rank from another thread of its process.
+/// Wakes a rank from another thread of the same process.
 #[derive(Clone)]
 pub struct Notifier(RankNotifier);
 
 impl Notifier {
-    /// Wakes the rank if it sleeps. Publish first what it should see. Does nothing in a forked
-    /// child.
+    /// Wakes the rank if it sleeps. The caller must first publish the data that the rank shall find. Does nothing in a
+    /// forked child.
     pub fn notify(&self) {
         self.0.notify();
     }
@@ -31,10 +31,11 @@ impl std::fmt::Debug for Notifier {
     }
 }
 
-/// Sleeps for a rank on a thread that does not hold its [`Waiter`], which must be armed meanwhile.
+/// Sleeps for a rank on a thread that does not own its [`Waiter`]. The waiter must be armed meanwhile.
 ///
-/// A wake-up goes to the thread that came last, so one that sleeps here without being in charge does not take it
-/// from one that is; should it get one all the same, it passes it on by [`Self::wake`].
+/// The kernel gives each wake-up to the thread that began to sleep last. A thread that began earlier and is not in
+/// charge of progress therefore takes no wake-up from the thread in charge. If such a thread receives a wake-up all the
+/// same, it must pass the wake-up on by [`Self::wake`].
 #[derive(Clone)]
 pub struct Sleeper {
     notifier: RankNotifier,
@@ -42,12 +43,12 @@ pub struct Sleeper {
 }
 
 impl Sleeper {
-    /// Sleeps until a notifier, a socket, or the end of `max_sleep`.
+    /// Sleeps until a notifier or a socket wakes the thread, or until `max_sleep` has passed.
     pub fn sleep(&self, max_sleep: Duration) {
         self.poller.pump(Some(max_sleep));
     }
 
-    /// Wakes whoever sleeps, now or next, whether it has said so or not.
+    /// Wakes the thread that sleeps now or that sleeps next, even if no sleep was announced.
     pub fn wake(&self) {
         self.notifier.notify_always();
     }
@@ -59,20 +60,20 @@ impl std::fmt::Debug for Sleeper {
     }
 }
 
-/// One wait for everything that concerns a rank: its notifier (used by peers of the host and by
-/// [`Notifier`]) and its sockets.
+/// One wait for all events of a rank: its notifier (used by peers of the host and by [`Notifier`]) and its sockets.
 pub struct Waiter {
     notifier: RankNotifier,
     poller: Arc<Poller>,
     armed: bool,
     wait_policy: WaitPolicy,
-    /// Progress may come over a socket, so waiting without sleeping must look there, too.
+    /// Whether progress may arrive over a socket. Steps that do not sleep must then poll the sockets, too.
     has_sockets: bool,
     oversubscribed: bool,
     core_migration: Option<CoreMigration>,
 }
 
-/// How often a rank without data sockets looks at its few others while it gives way.
+/// A rank without data sockets polls its few other sockets only at every so many steps, and only if that step yields
+/// the core.
 const POLL_EVERY: u32 = 32;
 
 impl Waiter {
@@ -94,17 +95,17 @@ impl Waiter {
         }
     }
 
-    /// Whether the ranks of this host outnumber its cores.
+    /// Returns whether the ranks of this host outnumber its cores.
     pub fn is_oversubscribed(&self) -> bool {
         self.oversubscribed
     }
 
-    /// A handle that wakes this rank from other threads.
+    /// Returns a handle that wakes this rank from other threads.
     pub fn notifier(&self) -> Notifier {
         Notifier(self.notifier.clone())
     }
 
-    /// Where another thread sleeps in place of this waiter.
+    /// Returns a handle with which another thread sleeps in place of this waiter.
     pub fn sleeper(&self) -> Sleeper {
         Sleeper {
             notifier: self.notifier.clone(),
@@ -112,21 +113,22 @@ impl Waiter {
         }
     }
 
-    /// Rounds that [`Self::idle`] spins and then gives way before it sleeps.
+    /// Sets the rounds for which [`Self::idle`] spins and then yields before it sleeps. The clock no longer matters
+    /// then.
     pub fn set_wait_policy(&mut self, spins: u32, yields: u32) {
         self.wait_policy = WaitPolicy::of_rounds(spins, yields);
     }
 
-    /// Whether the thread that waits next has nothing better to do than to give way to peers for a while, where
-    /// ranks outnumber cores. So it is at first; a thread beside which its process computes should sleep.
+    /// Sets whether the thread that waits next has no other work. A thread without other work waits by the clock before
+    /// it sleeps: it yields where ranks outnumber cores, and else spins unless sockets must be polled. Initially true.
+    /// Pass `false` if the application computes on other threads of this process: the thread then sleeps early.
     pub fn set_has_time(&mut self, has_time: bool) {
         self.wait_policy.set_has_time(has_time);
     }
 
-    /// One step of waiting, the `n`th since the last progress: the caller checks for work after
-    /// each.
+    /// Performs one step of waiting, the `n`th since the last progress. The caller checks for work after each step.
     ///
-    /// Small `n` spin, larger ones give way to other threads ([`Self::stays_awake`]), the last ones sleep
+    /// Steps with small `n` spin and steps with larger `n` yield the core ([`Self::stays_awake`]); the last ones sleep
     /// ([`Self::falls_asleep`]).
     pub fn idle(&mut self, n: u32, max_sleep: Option<Duration>) {
         if !self.stays_awake(n) {
@@ -134,7 +136,7 @@ impl Waiter {
         }
     }
 
-    /// The `n`th step of [`Self::idle`] if it is one that spins or gives way. `false`: it is time to sleep.
+    /// Performs the `n`th step of [`Self::idle`] if this step spins or yields. Returns `false` if it is time to sleep.
     pub fn stays_awake(&mut self, n: u32) -> bool {
         let step = self.wait_policy.step(n, Instant::now);
         if step == Step::Sleep {
@@ -155,9 +157,9 @@ impl Waiter {
         true
     }
 
-    /// The `n`th step of [`Self::idle`] where that sleeps: one call announces that this rank will, so that the caller
-    /// checks once more; the next sleeps until a notifier, a socket, or the end of `max_sleep`. Wake-ups can be
-    /// spurious, never lost.
+    /// Performs the `n`th step of [`Self::idle`] if this step sleeps. The first call announces the sleep, so that the
+    /// caller checks for work once more. The next call sleeps until a notifier or a socket wakes the thread, or until
+    /// `max_sleep` has passed. Wake-ups can be spurious, but none is lost.
     pub fn falls_asleep(&mut self, n: u32, max_sleep: Option<Duration>) {
         if self.armed && n > 0 {
             if !self.poller.take_news() {
@@ -169,7 +171,7 @@ impl Waiter {
         }
     }
 
-    /// Moves this rank to another core if too many wait on its own.
+    /// Moves this rank to another core if too many ranks wait on its present core.
     fn core_migration(&mut self) {
         let Some(core_migration) = &mut self.core_migration else {
             return;
@@ -182,23 +184,23 @@ impl Waiter {
         }
     }
 
-    /// Announces a sleep, of this or another thread ([`Self::sleeper`]). The caller must look for work after
-    /// this, and again if [`Self::has_news`] then.
+    /// Announces a sleep of this thread or of another ([`Self::sleeper`]). The caller must check for work afterwards,
+    /// and once more if [`Self::has_news`] is true then.
     pub fn arm(&mut self) {
         if !self.notifier.region.is_foreign() {
-            // Events noted until now are found by the caller's next check.
+            // The caller's next check finds the events that were noted before this call.
             self.poller.take_news();
             notifier::arm(self.notifier.sleeping());
             self.armed = true;
         }
     }
 
-    /// Whether anything was noted since [`Self::arm`], which then wakes nobody any more.
+    /// Returns whether a pump has noted an event since [`Self::arm`]. Such an event wakes no thread any more.
     pub fn has_news(&self) -> bool {
         self.poller.has_news()
     }
 
-    /// Takes back the announcement: who is awake needs no notification.
+    /// Withdraws the announcement of a sleep, because a thread that is awake needs no notification.
     pub fn disarm(&mut self) {
         if self.armed && !self.notifier.region.is_foreign() {
             notifier::disarm(self.notifier.sleeping());

@@ -1,4 +1,5 @@
-//! Workers by agents: `horovodrun`'s own executor, which reaches an agent on every host and shows what workers print.
+//! Workers started by agents: `horovodrun`'s own executor. It connects to an agent on every host and shows the output
+//! of the workers.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,19 +22,19 @@ use crate::remote::Ssh;
 use crate::rendezvous::Rendezvous;
 use crate::threads::{self, Threads};
 
-/// Workers that failed whose last lines are kept for the report.
+/// Maximum number of failed workers whose last lines are kept for the report.
 const TAILS_MAX: usize = 16;
 
-/// A host's connection.
+/// The connection to a host's agent.
 pub(super) struct Link {
     pub(super) link: HostLink,
-    /// Until when it must have answered.
+    /// Deadline for the agent's answer.
     pub(super) open_by: Instant,
-    /// Nothing will be started there any more.
+    /// Whether no more workers will be started over this connection.
     pub(super) is_closing: bool,
 }
 
-/// All of them.
+/// The executor's state: connections, workers and their output.
 pub(super) struct Agents<'a> {
     pub(super) options: &'a Options,
     pub(super) output: Output,
@@ -41,14 +42,14 @@ pub(super) struct Agents<'a> {
     pub(super) program: PathBuf,
     pub(super) ssh: Ssh,
     pub(super) cwd: PathBuf,
-    /// Everything that was ever on the list.
+    /// Every host that was ever listed.
     pub(super) listed: BTreeMap<String, Listed>,
     pub(super) links: Vec<Link>,
-    /// The host of every worker that runs.
+    /// The host of every running worker.
     pub(super) workers: BTreeMap<WorkerId, String>,
-    /// How many threads ranks have, where that was news.
+    /// Reports of the threads per rank, by host, as far as they were new.
     pub(super) threads: Vec<(String, Threads)>,
-    /// Last lines of workers that failed.
+    /// Last lines of failed workers.
     pub(super) tails: BTreeMap<WorkerId, (Stream, Vec<String>)>,
     pub(super) asked: Option<(Stop, Instant)>,
     pub(super) ping_at: Instant,
@@ -127,7 +128,7 @@ impl Executor for Agents<'_> {
             link.link.send(&ToAgent::Close);
             link.is_closing = true;
         }
-        // Workers that were asked to end, and processes left by ranks, have as much time as after a signal.
+        // Workers that were asked to end, and processes that ranks left behind, get as much time as after a signal.
         self.asked.get_or_insert((Stop::Terminate, Instant::now()));
     }
 
@@ -154,7 +155,7 @@ impl Agents<'_> {
         self.output.note(&format!("horovodrun: {text}"));
     }
 
-    /// The connection by which workers are started on this host.
+    /// Returns the connection over which workers are started on this host.
     fn link(&mut self, host: &str) -> Option<&mut Link> {
         let mut links = self.links.iter_mut();
         links.find(|l| !l.is_closing && l.link.name() == host)
@@ -168,7 +169,7 @@ impl Agents<'_> {
         }
     }
 
-    /// Tells an agent that has answered what workers run.
+    /// Sends the job to an agent that has answered.
     pub(super) fn send_job(&mut self, index: usize, rendezvous: &Rendezvous) {
         let link = &mut self.links[index].link;
         link.send(&ToAgent::Job(JobSpec {
@@ -177,14 +178,14 @@ impl Agents<'_> {
         }));
     }
 
-    /// Asks all workers to end, harder than before.
+    /// Requests the end of all workers, if `how` is stronger than the last request.
     pub(super) fn ask(&mut self, how: Stop) {
         if self.asked.is_none_or(|(before, _)| before < how) {
             self.asked = Some((how, Instant::now()));
             for link in &mut self.links {
                 link.link.send(&ToAgent::Stop(how));
                 if link.link.stage < Stage::Ready {
-                    // Nothing runs there yet.
+                    // No worker runs there yet.
                     link.link.kill();
                     link.link.stage = Stage::Lost;
                 }
@@ -196,7 +197,7 @@ impl Agents<'_> {
         self.links.iter().all(|l| l.link.is_over())
     }
 
-    /// When something is due: a host that has not answered, one that does not end, a sign of life.
+    /// Returns three deadlines: the next host's answer, the end of the workers, the next ping.
     pub(super) fn deadlines(&self) -> [Option<Instant>; 3] {
         let opening = self.links.iter().filter(|l| l.link.stage < Stage::Ready);
         let opening = opening.map(|l| l.open_by).min();
@@ -207,7 +208,7 @@ impl Agents<'_> {
         [opening, given_up, has_remote.then_some(self.ping_at)]
     }
 
-    /// Kills the agents that have not said in time that all is over, and tells the others that the launcher lives.
+    /// Kills the agents that have not reported the end of their workers in time, and sends due pings to the others.
     pub(super) fn on_time(&mut self, now: Instant) {
         if let Some((how, at)) = self.asked
             && now >= at + agent_limit(how, self.options)
@@ -229,7 +230,7 @@ impl Agents<'_> {
         }
     }
 
-    /// Said once for each number, as hosts come and go.
+    /// Reports the number of threads per rank, once for each distinct number, although hosts join and leave.
     pub(super) fn on_threads(&mut self, host: String, threads: Threads) {
         let known = threads::news(&self.threads, self.options.verbose).len();
         self.threads.push((host, threads));
@@ -244,7 +245,7 @@ impl Agents<'_> {
         self.workers.get(&worker).is_some_and(|h| h == host)
     }
 
-    /// Shows the last lines of a worker, and keeps them if it has failed.
+    /// Finishes the output of a worker, and keeps its last lines if it has failed.
     pub(super) fn on_end(&mut self, worker: WorkerId, cause: &Cause) {
         self.output.finish(worker);
         if let Some(host) = self.workers.get(&worker) {
@@ -264,7 +265,7 @@ impl Agents<'_> {
         }
     }
 
-    /// Forgets a worker whose end the supervisor knows.
+    /// Removes a worker whose end the supervisor has processed.
     pub(super) fn forget(&mut self, worker: WorkerId) {
         self.workers.remove(&worker);
         self.output.remove(worker);

@@ -1,13 +1,14 @@
-//! The numbers of a round's members, from their hosts and slots.
+//! The ranks of a round's members, computed from their hosts and slots.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use horovod_transport::rendezvous::RankAssignment;
 
-/// The places of a round in the order of ranks: host and slot of each. The local rank is the slot, so that it stays
-/// what it is as long as the process lives; scripts choose their GPU by it.
+/// Returns the assignments for a round's places (host and slot) in the order of ranks. The local rank is the slot, so
+/// it never changes while the process lives: scripts select their GPU by it.
 pub(super) fn assign(places: &[(&str, u32)], needs_sync: bool) -> Vec<RankAssignment> {
-    // The position of each host, and how many it has; of each local rank, the positions of the hosts that have it.
+    // `hosts` maps each host to its position and number of ranks. `columns` maps each local rank to the positions of
+    // the hosts that have it.
     let mut hosts: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
     let mut columns: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
     for (host, local) in places {

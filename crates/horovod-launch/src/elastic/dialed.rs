@@ -1,4 +1,4 @@
-//! Elastic jobs on agents that dial: each is a host with one slot, from when its connection stands until that ends.
+//! Elastic jobs on agents that dial: each agent is a host with one slot while its connection lasts.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::hosts::Host;
 use crate::link::{HostLink, Stage};
 
 impl ElasticJob<'_> {
-    /// Takes in who has come.
+    /// Accepts the agents that have dialed in.
     pub(super) fn admit(&mut self) {
         let arrivals = self.server.as_ref().map(|server| server.take());
         let is_going_on = self.supervisor.ending().is_none() && self.interrupted_by.is_none();
@@ -34,7 +34,7 @@ impl ElasticJob<'_> {
         }
     }
 
-    /// An agent has said who it is.
+    /// Handles an agent's greeting: accepts the agent, or turns it away.
     pub(super) fn greet(
         &mut self,
         index: usize,
@@ -74,7 +74,7 @@ impl ElasticJob<'_> {
         self.send_job(index);
     }
 
-    /// An agent can run a rank: from now on there is a host more.
+    /// Adds the host of an agent that can run a rank.
     pub(super) fn has_host(&mut self, index: usize) {
         let name = self.agents().links[index].link.name().to_owned();
         self.has_listed = true;
@@ -87,7 +87,8 @@ impl ElasticJob<'_> {
             .add_host_on(Host { name, slots: 1 }, &machine);
     }
 
-    /// An agent that no rank can run in. The first one may be like all others.
+    /// Turns away an agent that can run no rank. The job fails if no agent was accepted yet, because all others may
+    /// have the same fault.
     pub(super) fn turn_away(&mut self, index: usize, why: &str, code: u8) {
         let link = &mut self.agents().links[index];
         link.link.kill();

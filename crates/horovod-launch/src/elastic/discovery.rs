@@ -1,5 +1,5 @@
-//! The discovery of hosts: asks the user's script again and again, in a thread of its own, so that a slow script, name
-//! server or ssh holds up nothing.
+//! The discovery of hosts: runs the user's script repeatedly in a separate thread, so that a slow script, name server
+//! or ssh does not block the launcher.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -17,21 +17,21 @@ use crate::hosts::{self, Host};
 use crate::io::{Got, Interest, read_some, set_nonblocking, wait};
 use crate::remote::{self, Ssh};
 
-/// Between two starts of the script.
+/// Interval between two starts of the script.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Longest run of the script.
+/// Time limit of one run of the script.
 const SCRIPT_LIMIT: Duration = Duration::from_secs(60);
-/// Most bytes that it may print.
+/// Maximum number of bytes that the script may print.
 const SCRIPT_BYTES_MAX: usize = 4 << 20;
-/// How long a name may take to be resolved.
+/// Time limit for the resolution of names.
 const RESOLVE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Where the list comes from.
+/// Source of the list of hosts.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
-    /// It never changes.
+    /// A list that never changes.
     Fixed(Vec<Host>),
-    /// A shell command, and the slots of hosts that it names without a number.
+    /// A shell command, and the number of slots for hosts that it lists without a number.
     Script {
         command: String,
         default_slots: Option<u32>,
@@ -42,20 +42,20 @@ pub(super) enum Source {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Listed {
     pub(super) host: Host,
-    /// It is this machine.
+    /// Whether the host is this machine.
     pub(super) is_local: bool,
-    /// The user's ssh knows how to treat unknown host keys.
+    /// Whether the user's ssh configuration already decides how unknown host keys are treated.
     pub(super) keys_settled: bool,
 }
 
 /// Result of one run of the discovery.
 pub(super) type Found = Result<Vec<Listed>, String>;
 
-/// The thread's other end. Dropping it ends the thread and the script.
+/// The launcher's handle of the discovery thread. Dropping it ends the thread and the script.
 #[derive(Debug)]
 pub(super) struct Discovery {
     found: Receiver<Found>,
-    /// Readable when there is something; closing it ends the thread.
+    /// Readable when there is a result; closing it ends the thread.
     notifier: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
@@ -84,12 +84,12 @@ impl Discovery {
         })
     }
 
-    /// Readable when something was found.
+    /// Returns a descriptor that is readable when there is a result.
     pub(super) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         self.notifier.as_ref().map(AsFd::as_fd)
     }
 
-    /// Results since the last call: every change of the list, and every failure to get it.
+    /// Returns the results since the last call: every change of the list, and every new failure to get it.
     pub(super) fn take(&self) -> Vec<Found> {
         let mut bytes = [0; 64];
         while let Some(Ok(count)) = self
@@ -109,7 +109,7 @@ impl Drop for Discovery {
     fn drop(&mut self) {
         self.notifier = None;
         if let Some(thread) = self.thread.take() {
-            // It only ends early by a panic, which has been reported.
+            // The thread ends early only by a panic, which has been reported.
             let _ = thread.join();
         }
     }
@@ -120,17 +120,17 @@ struct Searcher {
     ssh: Ssh,
     notifier: UnixStream,
     sender: Sender<Found>,
-    /// Of each name seen: whether it is this machine, and whether host keys are settled.
+    /// For each name seen: whether it is this machine, and whether host keys are settled.
     places: BTreeMap<String, (bool, bool)>,
     last: Option<Found>,
 }
 
-/// The other end wants the thread to end.
+/// The launcher has closed its end, so the thread must end.
 struct Dismissed;
 
 impl Searcher {
     fn run(mut self) {
-        // Being dismissed is how it ends.
+        // A dismissal is the normal end of the search.
         let _ = self.search();
     }
 
@@ -150,7 +150,7 @@ impl Searcher {
             if self.last.as_ref() != Some(&found) {
                 self.last = Some(found.clone());
                 self.sender.send(found).map_err(|_| Dismissed)?;
-                // A full socket has enough wake-ups in it.
+                // If the socket is full, it contains enough wake-ups.
                 let _ = std::io::Write::write(&mut &self.notifier, &[1]);
             }
             let forever = matches!(self.source, Source::Fixed(_));
@@ -162,7 +162,7 @@ impl Searcher {
         }
     }
 
-    /// Whether the other end is still there.
+    /// Returns an error if the launcher has closed its end.
     fn check_ended(&self) -> Result<(), Dismissed> {
         match read_some(&mut &self.notifier, &mut [0; 8]) {
             Got::End => Err(Dismissed),
@@ -170,7 +170,7 @@ impl Searcher {
         }
     }
 
-    /// Where hosts are is looked up once for each name.
+    /// Returns the hosts with their places. Each name is resolved only once.
     fn place(&mut self, hosts: Vec<Host>) -> Vec<Listed> {
         let unknown = |host: &&Host| !self.places.contains_key(&host.name);
         let new: Vec<&Host> = hosts.iter().filter(unknown).collect();
@@ -212,7 +212,7 @@ impl Searcher {
             Err(error) => return Ok(Err(format!("{script} cannot be started: {error}"))),
         };
         let result = self.follow(&mut child);
-        // Whatever it has started in the background, too.
+        // This also kills the processes that the script has left in the background.
         let group = Pid::from_child(&child);
         if !matches!(child.try_wait(), Ok(Some(_))) {
             let _ = rustix::process::kill_process_group(group, Signal::KILL);
@@ -277,7 +277,7 @@ impl Searcher {
     }
 }
 
-/// A shell's reason for this exit code, and the cure.
+/// Returns a shell's reason for this exit code, and the remedy.
 fn meaning(code: i32) -> &'static str {
     match code {
         126 => ": it, or a command in it, is not executable; chmod +x makes a file executable",

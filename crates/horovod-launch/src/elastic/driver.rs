@@ -1,10 +1,10 @@
-//! The elastic driver, which decides who takes part and when: a state machine without I/O. Events and the time go in,
-//! actions come out.
+//! The elastic driver decides which workers take part and when. It is a state machine without I/O: events and the time
+//! go in, actions come out.
 //!
-//! A *worker* is one process, known by a number that is never used twice. It runs in a *slot*: a host's local index. It
-//! starts, joins the rendezvous' waiting set, is a *member* of a round, joins the waiting set again, ends. A round is
-//! over when none of its members is inside any more: each has joined the waiting set or has ended. The next one is
-//! formed of those who wait then.
+//! A *worker* is one process with a number that is never reused. It runs in a *slot*: a host's local index. A worker
+//! starts, joins the waiting set of the rendezvous and becomes a *member* of a round; later it joins the waiting set
+//! again or ends. A round is over when all its members have joined the waiting set again or have ended. The next round
+//! is formed from the workers that wait at that time.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -30,19 +30,19 @@ pub(super) struct WorkerProcess {
     pub(super) local: u32,
     pub(super) phase: Phase,
     pub(super) training_state: u8,
-    /// Its training state is older than the state of the last round.
+    /// Whether this worker's training state is older than the state of the last round.
     pub(super) is_stale: bool,
-    /// Its slot is gone: when it is ended if it has not left by itself.
+    /// When this worker is stopped if it has not left before; set if its slot was removed.
     pub(super) leave_by: Option<Time>,
-    /// It was told to end, or sent away; how it ends does not matter.
+    /// Whether this worker was stopped or dismissed; the cause of its end does not matter then.
     pub(super) is_going: bool,
-    /// It was sent away: when it is ended if it has not ended by itself.
+    /// When this worker is stopped if it has not ended before; set if it was dismissed.
     pub(super) stop_at: Option<Time>,
-    /// It does not answer its neighbours: when it is ended if it shows no life.
+    /// When this worker is stopped if it shows no sign of life; set if its neighbours report it as silent.
     pub(super) silent_until: Option<Time>,
-    /// How often in a row it was found stopped while a round waited for it.
+    /// How often in a row this worker was found stopped by a signal while a round waited for it.
     pub(super) seen_stopped: u32,
-    /// It was told to end because it hung.
+    /// Whether this worker was stopped because it hung or was silent.
     pub(super) is_condemned: bool,
 }
 
@@ -60,7 +60,7 @@ impl WorkerProcess {
     }
 }
 
-/// A failure that decides about the job.
+/// A failure that decides the job's result.
 #[derive(Clone, Debug)]
 pub(super) struct Failed {
     pub(super) worker: WorkerId,
@@ -74,19 +74,19 @@ pub struct Driver {
     pub(super) policy: Policy,
     pub(super) hosts: Vec<Host>,
     pub(super) machines: Machines,
-    /// A list of hosts has come, be it empty.
+    /// Whether a list of hosts was received, even an empty one.
     pub(super) knows_hosts: bool,
     pub(super) workers: BTreeMap<WorkerId, WorkerProcess>,
     pub(super) next_worker: WorkerId,
-    /// The last round formed, in the order of ranks, and how many there were.
+    /// Members of the last round formed, in the order of ranks, and (`rounds`) the number of rounds so far.
     pub(super) round: Vec<WorkerId>,
     pub(super) rounds: u32,
     pub(super) resets: u32,
-    /// The last round formed has come to stand.
+    /// Whether the last round formed is established, see [`Event::Up`].
     pub(super) is_up: bool,
-    /// Enough slots were there once.
+    /// Whether there were ever enough slots.
     pub(super) is_activated: bool,
-    /// Some worker has held the training state.
+    /// Whether any worker has ever had the training state.
     pub(super) has_state: bool,
     /// Since when a round is needed and cannot be formed.
     pub(super) waiting_since: Option<Time>,
@@ -96,17 +96,17 @@ pub struct Driver {
     pub(super) newcomer_since: Option<Time>,
     /// How long a worker may be silent.
     pub(super) silence_max: Option<Duration>,
-    /// When to look next whether those that are waited for are stopped.
+    /// When to check next whether the awaited members are stopped.
     pub(super) check_at: Option<Time>,
-    /// Of whom the present round has been told.
+    /// Workers whose arrival or departure was announced to the present round.
     pub(super) announced: BTreeSet<WorkerId>,
-    /// A worker has ended with 0: the work is done.
+    /// Whether a worker has ended with 0; the work then counts as done.
     pub(super) is_finished: bool,
-    /// Which, once there is one.
+    /// The worker that ended first with 0.
     pub(super) finished: Option<Finished>,
-    /// When the user was last told what is waited for.
+    /// When the user was last informed about the present wait.
     pub(super) announced_waiting_at: Time,
-    /// First failure of a member of the present round, and of anybody.
+    /// First failure of a member of the present round, and (`last_failure`) the last failure of any worker.
     pub(super) round_failure: Option<Failed>,
     pub(super) last_failure: Option<Failed>,
     pub(super) is_over: bool,
@@ -114,7 +114,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// A job that has just begun.
+    /// Creates the driver of a job that has just begun.
     pub fn new(policy: Policy) -> Self {
         Self {
             policy,
@@ -145,7 +145,7 @@ impl Driver {
         }
     }
 
-    /// Something happened.
+    /// Handles an event.
     pub fn handle(&mut self, now: Time, event: Event) {
         if self.is_over {
             return;
@@ -166,7 +166,7 @@ impl Driver {
             Event::Away(worker) => {
                 let was_member = self.round.contains(&worker);
                 if let Some(w) = self.workers.get_mut(&worker) {
-                    // It will come again or end; until then it is where it was before.
+                    // The worker will join again or end; until then it has its previous phase.
                     w.phase = match was_member {
                         true => Phase::Member,
                         false => Phase::Starting,
@@ -177,7 +177,7 @@ impl Driver {
                 worker,
                 training_state,
             } => {
-                // Also of a worker whose end came to be known first.
+                // Also applies to a worker whose end was reported first.
                 self.has_state |= training_state > 0;
                 if let Some(w) = self.workers.get_mut(&worker) {
                     w.training_state = training_state;
@@ -191,14 +191,14 @@ impl Driver {
         self.settle(now);
     }
 
-    /// The time has come that [`Driver::next_deadline`] named.
+    /// Performs what is due; must be called when the time of [`Driver::next_deadline`] has come.
     pub fn handle_timeout(&mut self, now: Time) {
         if !self.is_over {
             self.settle(now);
         }
     }
 
-    /// When to call [`Driver::handle_timeout`] at the latest.
+    /// Returns when to call [`Driver::handle_timeout`] at the latest.
     pub fn next_deadline(&self) -> Option<Time> {
         if self.is_over {
             return None;
@@ -221,12 +221,12 @@ impl Driver {
             .min()
     }
 
-    /// The next action; call until `None`.
+    /// Returns the next action. Must be called until it returns `None`.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// A worker for people: its rank in the last round, or its place.
+    /// Returns a worker's name for messages: its rank in the last round, or its place.
     pub fn name(&self, worker: WorkerId) -> String {
         let rank = self.round.iter().position(|w| *w == worker);
         match (rank, self.workers.get(&worker)) {
@@ -336,7 +336,7 @@ impl Driver {
                 .host(&w.host)
                 .and_then(|h| h.slots.get_mut(w.local as usize))
             {
-                // It has seen that there is nothing to do for it: another would see the same.
+                // The worker ended because it has nothing to do; another worker in this slot would end in the same way.
                 slot.is_retired = true;
             }
             return;
@@ -351,7 +351,7 @@ impl Driver {
         }
         self.last_failure = Some(failure);
         if is_member && !self.is_finished {
-            // The others will notice, unless they hang.
+            // The other members will notice the loss, unless they hang.
             self.waiting_since.get_or_insert(now);
         }
         let after = self.count_failure(now, &w, cause);
@@ -372,7 +372,7 @@ impl Driver {
         self.note(format!("{name} {was}{}; {restarts}", cause.text()));
     }
 
-    /// Does all that follows from the present state.
+    /// Performs everything that follows from the present state.
     pub(super) fn settle(&mut self, now: Time) {
         for host in &mut self.hosts {
             host.expire(now);
@@ -437,7 +437,7 @@ impl Driver {
         }
     }
 
-    /// Fills the slots that there are, in the order of hosts.
+    /// Starts workers in free slots, in the order of hosts.
     pub(super) fn start_workers(&mut self) {
         let limit_reached = self.rounds > 0 && self.is_limit_reached();
         if self.is_finished || limit_reached {

@@ -1,4 +1,4 @@
-//! Events that the elastic driver is told, and actions that it wants done.
+//! Events for the elastic driver, and actions that it requests.
 
 use std::time::Duration;
 
@@ -6,78 +6,79 @@ use horovod_transport::rendezvous::RankAssignment;
 
 pub use crate::report::Cause;
 
-/// Number of a process; never used twice in a job.
+/// Number of a process; never reused in a job.
 pub type WorkerId = u32;
-/// Since the job's start.
+/// Time since the job's start.
 pub type Time = Duration;
 
-/// The exit code of a job that fewer than `min_np` workers have brought to its end, because another had ended with 0.
+/// Exit code of a job that fewer than `min_np` workers have finished, because another worker had ended with 0 before.
 pub(super) const TOO_FEW: u8 = 75;
 
 /// Limits of the job.
 #[derive(Clone, Debug)]
 pub struct Policy {
-    /// Slots needed before anything is started, and workers for the first round.
+    /// Slots needed before any worker is started, and workers needed for the first round.
     pub first_np: u32,
     /// Workers needed for every later round.
     pub min_np: u32,
-    /// Most workers.
+    /// Maximum number of workers.
     pub max_np: u32,
-    /// How long to wait: for enough workers, for members to come out of a round that is over for another, for a
-    /// worker that shall be removed to come to its next commit.
+    /// Limit of three waits: for enough workers, for members to leave a finished round, and for a worker to be removed
+    /// to reach its next commit.
     pub wait_timeout: Duration,
-    /// How long the first round waits for those beyond `first_np`.
+    /// How long the first round waits for workers beyond `first_np`.
     pub start_grace: Duration,
-    /// Most rounds after the first.
+    /// Maximum number of rounds after the first.
     pub reset_limit: Option<u32>,
-    /// How long a failed host is left alone: the first time, and at most. `None`: for good, unless it was merely lost.
+    /// How long a failed host is not used: the first time, and at most. `None`: permanently, unless the host was merely
+    /// lost.
     pub cooldown: Option<(Duration, Duration)>,
-    /// Failures of one slot within a minute after which it rests.
+    /// Number of failures within a minute after which a slot rests.
     pub slot_failures_max: u32,
-    /// The list of hosts will never change.
+    /// Whether the list of hosts will never change.
     pub has_fixed_hosts: bool,
 }
 
 /// An event for the driver.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// The hosts and slots that there are now.
+    /// The list of hosts and their slots has changed; these are all hosts.
     Hosts(Vec<(String, u32)>),
-    /// Workers can be started there.
+    /// Workers can be started on this host.
     HostReady(String),
-    /// Nothing runs there any more, and cannot for now.
+    /// A host was lost: no worker runs there any more, and none can be started for now.
     HostLost {
         /// The host.
         host: String,
-        /// Cause, for people.
+        /// Cause, as text for the user.
         why: String,
-        /// The exit code that follows from it.
+        /// The job's exit code if this loss ends the job.
         code: u8,
     },
-    /// Nothing runs there any more, and it is not listed any more; what comes in its place is another host.
+    /// A host was lost and is not listed any more. A host that replaces it counts as another host.
     HostGone {
         /// The host.
         host: String,
-        /// Cause, for people.
+        /// Cause, as text for the user.
         why: String,
     },
     /// A worker has joined the waiting set.
     Joined {
-        /// Which.
+        /// The worker.
         worker: WorkerId,
         /// Its training state: 0 for none, 1 for its last commit, 2 for the same state as all others of its round.
         training_state: u8,
     },
-    /// It does not wait any more.
+    /// This worker has left the waiting set.
     Away(WorkerId),
     /// The training state of a member has changed.
     StateChanged {
-        /// Which.
+        /// The worker.
         worker: WorkerId,
-        /// As in `Joined`.
+        /// Its training state, as in [`Event::Joined`].
         training_state: u8,
     },
-    /// A member of the last round says that another does not answer.
+    /// A member of the last round reports that another does not answer.
     Silent {
         /// The silent worker.
         worker: WorkerId,
@@ -86,18 +87,18 @@ pub enum Event {
     },
     /// The answer to [`Action::CheckStopped`].
     StoppedState {
-        /// Of whom.
+        /// The worker.
         worker: WorkerId,
-        /// A signal has stopped its process, and none has let it go on.
+        /// Whether a signal has stopped its process and no signal has continued it since.
         is_stopped: bool,
     },
-    /// The last round formed has come to stand.
+    /// The last round formed is established: its members have each other's addresses.
     Up,
     /// A worker's process ended.
     Exited {
-        /// Which.
+        /// The worker.
         worker: WorkerId,
-        /// How.
+        /// Cause of its end.
         cause: Cause,
     },
 }
@@ -107,54 +108,54 @@ pub enum Event {
 pub enum Action {
     /// Make it possible to start workers on this host.
     Open(String),
-    /// No worker will be started there.
+    /// Close a host: no more workers will be started there.
     Close(String),
     /// Start a worker.
     Start {
         /// Its number.
         worker: WorkerId,
-        /// Where.
+        /// Its host.
         host: String,
-        /// In which slot of the host.
+        /// Its slot on the host.
         local: u32,
     },
     /// End a worker.
     Stop(WorkerId),
     /// Find out whether a worker is stopped.
     CheckStopped(WorkerId),
-    /// Tell the others of its round that it is dead.
+    /// Inform the other members of its round that a worker is dead.
     AnnounceDeath {
-        /// Which.
+        /// The worker.
         worker: WorkerId,
-        /// How it died.
+        /// Cause of its death.
         cause: String,
     },
-    /// Let these workers be a round.
+    /// Form a round of these workers.
     Form(Vec<(WorkerId, RankAssignment)>),
-    /// Tell the members of the round that the members change.
+    /// Inform the members of the round that the members change; the number is the kind of change.
     Announce(u8),
-    /// Send a worker that waits away for good.
+    /// Dismiss a waiting worker permanently, for the given reason.
     Dismiss(WorkerId, String),
-    /// Tell the user.
+    /// Show a text to the user.
     Note(String),
-    /// The job is over; ends everything that runs.
+    /// End the job and everything that runs.
     End(Ending),
 }
 
-/// How the job went.
+/// Result of the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// All workers of the last round ended with 0.
     Success,
-    /// Why not, and the worker to blame if there is one.
+    /// The job failed.
     Failure {
         /// The worker to blame.
         worker: Option<WorkerId>,
         /// The exit code.
         code: u8,
-        /// For people.
+        /// Reason, as text for the user.
         why: String,
-        /// Whether it is because every worker that held the training state has ended.
+        /// Whether the job failed because every worker with the training state has ended.
         is_state_lost: bool,
     },
 }

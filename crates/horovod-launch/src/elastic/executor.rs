@@ -1,39 +1,42 @@
-//! The executor's interface, which starts and ends the workers of an elastic job: who decides knows nothing of how.
+//! The executor's interface, which starts and ends the workers of an elastic job. The driver decides without knowledge
+//! of the means.
 //!
-//! `horovodrun` does it through agents (`agents`); an executor that has processes of its own does it by its own means.
+//! `horovodrun` uses agents (`agents`); an executor with its own kind of process implements this interface itself.
 
 use super::events::{Cause, WorkerId};
 use crate::frames::Variables;
 
-/// Starts and ends workers as [`Supervisor`](super::Supervisor) says. None of these calls may wait: what comes of them is told
-/// to the supervisor when it is known.
+/// Starts and ends workers as [`Supervisor`](super::Supervisor) requests. No call may block: later results are passed
+/// to the supervisor by its methods.
 pub trait Executor {
-    /// Make it possible to start workers on this host. Where that takes time,
+    /// Make it possible to start workers on this host. If that takes time, call
     /// [`Supervisor::host_ready`](super::Supervisor::host_ready) or
-    /// [`Supervisor::host_lost`](super::Supervisor::host_lost) follows; `Err` says why it cannot be.
+    /// [`Supervisor::host_lost`](super::Supervisor::host_lost) later. An `Err` has the reason why the host cannot be
+    /// used.
     fn open(&mut self, host: &str) -> Result<Opened, String>;
 
-    /// No worker will be started on this host any more; those that run there may go on.
+    /// Close this host: no more workers will be started there. Workers that run there may continue.
     fn close(&mut self, host: &str);
 
-    /// Start a worker. When it has ended, however it did, [`Supervisor::ended`](super::Supervisor::ended) follows; `Err` is
-    /// such an end.
+    /// Start a worker. After any end of the worker, call [`Supervisor::ended`](super::Supervisor::ended). An `Err`
+    /// counts as such an end.
     fn start(&mut self, worker: &NewWorker<'_>) -> Result<(), Cause>;
 
-    /// End this worker, which need not be able to hear: ask it first, kill it soon.
+    /// End this worker, even if it does not react: request its end first, kill it soon after.
     fn end(&mut self, worker: WorkerId);
 
-    /// Find out whether a signal has stopped this worker, whose own process number is `pid`, and pass the answer to
+    /// Find out whether a signal has stopped this worker, whose own process number is `pid`. Pass the answer to
     /// [`Supervisor::stopped_state`](super::Supervisor::stopped_state). An executor that cannot find out does nothing:
     /// the worker then counts as running.
     fn check_stopped(&mut self, worker: WorkerId, pid: u32) {
         let _ = (worker, pid);
     }
 
-    /// The job is over: end everything that still runs; if it has succeeded, workers are about to end by themselves.
+    /// End everything that still runs, because the job is over. After a success the workers are about to end without a
+    /// request.
     fn finish(&mut self, has_succeeded: bool);
 
-    /// Something that the user, or whoever watches, may want to know.
+    /// Receives news for the user or for a monitor.
     fn notify(&mut self, news: News<'_>) {
         let _ = news;
     }
@@ -42,9 +45,9 @@ pub trait Executor {
 /// Whether a host can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opened {
-    /// From now on.
+    /// The host can be used from now on.
     Ready,
-    /// Not yet.
+    /// The host cannot be used yet.
     Opening,
 }
 
@@ -53,11 +56,11 @@ pub enum Opened {
 pub struct NewWorker<'a> {
     /// Its number.
     pub worker: WorkerId,
-    /// Its host.
+    /// Host on which it runs.
     pub host: &'a str,
-    /// Its place there, which no other worker has at the same time.
+    /// Its slot on the host, which no other worker has at the same time.
     pub local_rank: u32,
-    /// The rank that it will perhaps have: that of the worker before it in this place, or one that is free.
+    /// Its expected rank: that of the previous worker in this slot, or a free one.
     pub rank: u32,
     /// Environment of every worker of the job.
     pub of_job: &'a Variables,
@@ -66,7 +69,8 @@ pub struct NewWorker<'a> {
 }
 
 impl NewWorker<'_> {
-    /// All of its environment that is about the job, for who starts it with nothing else in it but what is the user's.
+    /// Returns the worker's whole environment as far as it concerns the job. For executors whose processes otherwise
+    /// have only the user's environment.
     pub fn environment(&self) -> Variables {
         self.of_job.iter().chain(&self.of_worker).cloned().collect()
     }
@@ -76,17 +80,17 @@ impl NewWorker<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum News<'a> {
-    /// In words, for the user.
+    /// Text for the user.
     Words(&'a str),
-    /// A worker is known as this rank from now on.
+    /// A worker has this rank from now on.
     Rank(WorkerId, u32),
-    /// These have met and train together, in the order of their ranks.
+    /// A round is established; its members train together, in the order of their ranks.
     Round {
         /// The round's number.
         number: u64,
         /// Its members.
         workers: &'a [WorkerId],
     },
-    /// Those who were to be a round did not meet; why.
+    /// A round could not be established, for this reason.
     NoRound(&'a str),
 }

@@ -1,4 +1,4 @@
-//! The hosts of an elastic job as its driver knows them: what is listed, what failed, what rests.
+//! The hosts of an elastic job, as the driver sees them: listed hosts, failed hosts, resting slots.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use super::driver::{Driver, WorkerProcess};
 use super::events::{Action, Cause, Time, WorkerId};
 
-/// How long a slot's failures count.
+/// Time after which a failure of a slot no longer counts.
 pub(super) const SLOT_MEMORY: Duration = Duration::from_secs(60);
-/// How long a slot rests the first time; twice as long each further time, up to the second.
+/// Rest of a slot after its first series of failures. Each further rest is twice as long, up to [`REST_MAX`].
 const REST: Duration = Duration::from_secs(60);
 const REST_MAX: Duration = Duration::from_secs(3600);
-/// How long a host that was lost is left alone when no cooldown was asked for: a link that is cut, a reboot. It costs the
-/// others nothing to try again.
+/// How long a lost host is not used if no cooldown was set: first time and maximum. The cause may be a cut link or a
+/// reboot, and a new attempt costs the other hosts nothing.
 const LOSS_COOLDOWN: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(300));
 
 /// Whether workers can be started on a host.
@@ -23,11 +23,11 @@ pub(super) enum Agent {
     Ready,
 }
 
-/// A host that is left alone.
+/// A host that is not used for now.
 #[derive(Clone, Debug)]
 struct Ban {
     why: String,
-    /// `None`: as long as it stays listed.
+    /// End of the ban; `None`: as long as the host stays listed.
     until: Option<Time>,
 }
 
@@ -35,23 +35,23 @@ struct Ban {
 #[derive(Clone, Debug)]
 pub(super) struct Host {
     pub(super) name: String,
-    /// Slots that the list gives it now; 0 when it is not listed.
+    /// Number of slots in the present list; 0 if the host is not listed.
     pub(super) listed: u32,
     pub(super) agent: Agent,
-    /// At least as many as listed.
+    /// State of each slot; at least as many as listed.
     pub(super) slots: Vec<SlotHistory>,
     ban: Option<Ban>,
-    /// How often it was since it was last well for as long as it would be left alone at most.
+    /// Number of bans since the host was last usable for the maximum length of a ban.
     bans: u32,
     well_since: Option<Time>,
     was_reached: bool,
 }
 
-/// One of a host's places for a worker.
+/// State of one slot of a host.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SlotHistory {
     pub(super) worker: Option<WorkerId>,
-    /// Its worker saw that there is nothing to do.
+    /// Whether its worker ended because there was nothing to do.
     pub(super) is_retired: bool,
     failures: VecDeque<Time>,
     rests_until: Option<Time>,
@@ -61,9 +61,9 @@ pub(super) struct SlotHistory {
 /// The state of a slot after its worker has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AfterFailure {
-    /// It gets another process. Counts the failures within [`SLOT_MEMORY`].
+    /// The slot gets another process. Counts the failures within [`SLOT_MEMORY`].
     StartsAgain { failures: usize },
-    /// It gets no process for so long.
+    /// The slot gets no process for this long.
     Rests(Duration),
 }
 
@@ -72,7 +72,7 @@ impl SlotHistory {
         self.worker.is_none() && self.rests_until.is_none() && !self.is_retired
     }
 
-    /// Takes a failure down.
+    /// Records a failure and returns the slot's state after it.
     pub(super) fn fail(&mut self, now: Time, most: u32) -> AfterFailure {
         self.failures.push_back(now);
         while self
@@ -109,14 +109,14 @@ impl Host {
         }
     }
 
-    /// Workers can be started there now.
+    /// Records that workers can be started on this host.
     pub(super) fn reached(&mut self) {
         self.agent = Agent::Ready;
         self.was_reached = true;
     }
 
-    /// It cannot be reached any more, or could not be. One that was fine before may be so again; of another nobody knows
-    /// whether it will ever be.
+    /// Records that the host cannot be reached. A host that was reached before may recover, so it is banned only for
+    /// some time; another is banned permanently unless there is a cooldown.
     pub(super) fn lose(&mut self, now: Time, why: &str, cooldown: Option<(Duration, Duration)>) {
         self.agent = Agent::None;
         self.ban(
@@ -126,7 +126,7 @@ impl Host {
         );
     }
 
-    /// Left alone: until when depends on how often it was before.
+    /// Bans the host. The length of the ban doubles with each ban, up to the maximum.
     pub(super) fn ban(&mut self, now: Time, why: &str, cooldown: Option<(Duration, Duration)>) {
         let until = cooldown.map(|(first, most)| {
             if self.well_since.is_some_and(|since| since + most <= now) {
@@ -144,7 +144,7 @@ impl Host {
         });
     }
 
-    /// `for 20 s` or `for good ...`.
+    /// Returns the length of the ban as text: `for 20 s` or `as long as it is listed ...`.
     pub(super) fn ban_text(&self, now: Time) -> String {
         match self.ban.as_ref().and_then(|ban| ban.until) {
             Some(until) => format!("for {} s", (until.saturating_sub(now)).as_secs()),
@@ -191,7 +191,7 @@ impl Host {
         self.listed > 0 && self.ban.is_none()
     }
 
-    /// Slots in which a worker runs or could run.
+    /// Returns the number of slots in which a worker runs or could run.
     pub(super) fn usable(&self) -> u64 {
         if !self.is_usable() {
             return 0;
@@ -200,7 +200,7 @@ impl Host {
         listed.filter(|s| s.worker.is_some() || s.is_free()).count() as u64
     }
 
-    /// Nothing will be started here unless the list changes.
+    /// Returns whether no worker will be started here unless the list changes.
     pub(super) fn is_unusable_for_good(&self) -> bool {
         match &self.ban {
             Some(ban) => ban.until.is_none(),
@@ -211,7 +211,7 @@ impl Host {
         }
     }
 
-    /// For an error: what is the matter with it.
+    /// Returns the host's state as text for an error.
     pub(super) fn describe(&self) -> String {
         let running = self.slots.iter().filter(|s| s.worker.is_some()).count();
         let resting = self.slots.iter().filter(|s| s.rests_until.is_some());
@@ -232,7 +232,8 @@ impl Host {
 }
 
 impl Driver {
-    /// Takes a failure down in its slot; what the slot does now, also in words. `None`: the failure is not the slot's.
+    /// Records a failure in its slot and returns the slot's new state, also as text. Returns `None` if the failure is
+    /// not the slot's fault.
     pub(super) fn count_failure(
         &mut self,
         now: Time,
@@ -268,8 +269,7 @@ impl Driver {
         Some((after, text))
     }
 
-    /// Known hosts keep their places, new ones follow in the order of the list.
-    /// It is gone with all that ran there: what comes in its place is another host.
+    /// Removes a host with all its workers. A host that replaces it counts as another host.
     pub(super) fn on_host_gone(&mut self, now: Time, name: &str, why: &str) {
         let Some(host) = self.host(name) else { return };
         host.listed = 0;
@@ -279,13 +279,14 @@ impl Driver {
         }
     }
 
+    /// Applies a new list of hosts. Known hosts keep their places; new ones follow in the order of the list.
     pub(super) fn on_hosts(&mut self, _now: Time, listed: Vec<(String, u32)>) {
         self.knows_hosts = true;
         for host in &mut self.hosts {
             let now_listed = listed.iter().find(|(name, _)| *name == host.name);
             let slots = now_listed.map_or(0, |(_, slots)| *slots);
             if host.listed == 0 && slots > 0 {
-                // Taken off the list and put back: somebody has looked after it.
+                // The host was removed from the list and put back, so its earlier failures no longer count.
                 host.ban = None;
                 host.forgive_slots();
             }

@@ -1,6 +1,7 @@
-//! An elastic job of `horovodrun`: tells the supervisor what its agents, the discovery of hosts and signals say.
+//! An elastic job of `horovodrun`: passes the messages of agents, the list of hosts, and signals to the supervisor.
 //!
-//! One thread, one poll, as in a job of fixed size; the discovery of hosts and the rendezvous have their own.
+//! One thread polls everything, as in a job of fixed size; the discovery of hosts and the rendezvous have their own
+//! threads.
 
 use std::io;
 use std::time::Instant;
@@ -25,26 +26,26 @@ use crate::signals::Signals;
 pub(super) struct ElasticJob<'a> {
     pub(super) supervisor: Supervisor<Agents<'a>>,
     pub(super) signals: Signals,
-    /// `None` where hosts come by themselves.
+    /// The discovery of hosts; `None` if hosts dial in.
     pub(super) discovery: Option<Discovery>,
-    /// Where they come to.
+    /// The server to which hosts dial in.
     pub(super) server: Option<Server>,
-    /// The list of hosts was had once.
+    /// Whether a list of hosts, or a first host, was ever received.
     pub(super) has_listed: bool,
-    /// Why it could not be had last time.
+    /// Last error of the discovery, until it succeeds again.
     pub(super) last_complaint: Option<String>,
     pub(super) interrupted_by: Option<i32>,
 }
 
 impl<'a> ElasticJob<'a> {
-    /// Runs it to its end; the launcher's exit code.
+    /// Runs the job to its end and returns the launcher's exit code.
     pub(super) fn run(mut self) -> io::Result<u8> {
         while !self.is_over() {
             self.step()?;
         }
         let end = self.conclude();
         let status = end.status;
-        // Its script must not be taken for something that a worker left.
+        // The discovery script must not count as a process that a worker left behind.
         drop(self.discovery);
         let Agents { links, output, .. } = self.supervisor.into_executor();
         let mut links: Vec<HostLink> = links.into_iter().map(|l| l.link).collect();
@@ -90,7 +91,7 @@ impl<'a> ElasticJob<'a> {
         if self.agents().output.is_stdout_gone() && self.interrupted_by.is_none() {
             self.interrupt(libc::SIGPIPE, Stop::Terminate);
         }
-        // Ends of processes first: who is dead cannot be part of a round.
+        // Process ends are handled first, because a dead worker cannot be part of a round.
         for index in 0..self.agents().links.len() {
             let (messages, result) = self.agents().links[index].link.exchange(has_room);
             for message in messages {
@@ -115,7 +116,7 @@ impl<'a> ElasticJob<'a> {
         Ok(())
     }
 
-    /// Hosts that have not answered in time.
+    /// Gives up hosts that have not answered in time.
     fn end_openings(&mut self, now: Instant) {
         for index in 0..self.agents().links.len() {
             let limit = self.agents().start_timeout.as_secs();
@@ -263,7 +264,7 @@ impl<'a> ElasticJob<'a> {
                 self.supervisor.stopped_state(rank, is_stopped)
             }
             FromAgent::Threads(report) => agents.on_threads(name, report),
-            // Nobody asked.
+            // The launcher has not requested these reports.
             FromAgent::Found(_) | FromAgent::Unreached(_) => {}
             FromAgent::Done => {
                 let link = &mut agents.links[index];
@@ -293,7 +294,7 @@ impl<'a> ElasticJob<'a> {
         self.lose(index, &why, 1);
     }
 
-    /// A host is no use any more, and neither is what ran there.
+    /// Gives up a host together with its workers.
     pub(super) fn lose(&mut self, index: usize, why: &str, code: u8) {
         let link = &mut self.agents().links[index];
         let was_closing = std::mem::replace(&mut link.is_closing, true);
@@ -317,7 +318,7 @@ impl<'a> ElasticJob<'a> {
         }
     }
 
-    /// Says what happened.
+    /// Reports the result of the job to the user and returns it.
     fn conclude(&mut self) -> End {
         let (status, outcome, report) = self.judge();
         if !report.is_empty() {

@@ -1,4 +1,4 @@
-//! Workers that shall go: their slots are removed, there are too many, or the work is done.
+//! Workers that must leave: their slots were removed, there are too many of them, or the work is done.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::driver::{Driver, Phase};
 use super::events::{Action, Time, WorkerId};
 
-/// How long a worker that was sent away may take to end by itself.
+/// How long a dismissed worker may take to end before it is stopped.
 const DISMISSED_GRACE: Duration = Duration::from_secs(30);
 
 impl Driver {
@@ -27,7 +27,8 @@ impl Driver {
         self.act(Action::Stop(worker));
     }
 
-    /// Workers whose slot is gone shall leave; who gets its slot back stays.
+    /// Marks workers whose slots were removed, and ends those whose time is over. A worker whose slot is listed again
+    /// stays.
     pub(super) fn mark_leaving(&mut self, now: Time) {
         let wait_timeout = self.policy.wait_timeout;
         let listed: BTreeMap<&str, u32> = self
@@ -51,7 +52,7 @@ impl Driver {
             let Some(leave_by) = w.leave_by.filter(|_| !w.is_going) else {
                 continue;
             };
-            // A worker that has no part in a round yet leaves at once; a member leaves when its time is over.
+            // A worker that was never part of a round leaves at once; a member leaves when its time is over.
             let is_due = w.phase == Phase::Member && now >= leave_by;
             if is_new && w.phase == Phase::Starting {
                 self.stop(id);
@@ -62,7 +63,7 @@ impl Driver {
                     "its slot was removed before it was part of a round",
                 );
             } else if is_due && !self.has_other_holder() {
-                // The last that holds the state cannot be spared.
+                // The last worker with the training state must not be ended.
                 if let Some(w) = self.workers.get_mut(&id) {
                     w.leave_by = Some(now + wait_timeout);
                 }
@@ -77,8 +78,8 @@ impl Driver {
         }
     }
 
-    /// Ends what is more than --max-np allows: slots that were to be removed may have come back after others were
-    /// filled for them.
+    /// Ends workers beyond --max-np. There are such workers if removed slots are listed again after other slots were
+    /// filled instead.
     pub(super) fn shed_surplus(&mut self, now: Time) {
         let stays = self.workers.iter().filter(|(_, w)| w.stays());
         let mut staying: Vec<WorkerId> = stays.map(|(id, _)| *id).collect();
@@ -96,12 +97,12 @@ impl Driver {
         }
     }
 
-    /// Whether the state would survive if all who shall leave left now.
+    /// Returns whether the training state would survive if all workers that must leave left now.
     pub(super) fn has_other_holder(&self) -> bool {
         !self.has_state || self.workers.values().any(|w| w.holds() && w.stays())
     }
 
-    /// The work is done: no newcomer is needed.
+    /// Ends the newcomers, because the work is done.
     pub(super) fn wind_down(&mut self, now: Time) {
         let newcomers: Vec<(WorkerId, Phase)> = self
             .workers

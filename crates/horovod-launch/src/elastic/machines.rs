@@ -1,15 +1,16 @@
-//! Hosts that share a machine: agents that dial are hosts of one slot each, and their ranks count as their machine's.
+//! Hosts that share a machine: agents that dial are hosts of one slot each, and their ranks count as ranks of the
+//! machine.
 
 use std::collections::BTreeMap;
 
-/// The machine of each host that is a part of one, and the local rank of its slot there.
+/// For each host that is part of a machine: the machine, and the local rank of the host's slot there.
 #[derive(Debug, Default)]
 pub(super) struct Machines {
     parts: BTreeMap<String, (String, u32)>,
 }
 
 impl Machines {
-    /// A host of one slot is on this machine. It keeps its local rank, the lowest that is free, as long as it is there.
+    /// Adds a host of one slot to a machine. The host keeps its local rank, the lowest free one, until it is removed.
     pub(super) fn add(&mut self, host: &str, machine: &str) {
         if self.parts.get(host).is_some_and(|(at, _)| at == machine) {
             return;
@@ -25,12 +26,12 @@ impl Machines {
             .insert(host.to_owned(), (machine.to_owned(), free));
     }
 
-    /// Others are gone.
+    /// Removes all hosts for which `is_there` is false.
     pub(super) fn retain(&mut self, is_there: impl Fn(&str) -> bool) {
         self.parts.retain(|host, _| is_there(host));
     }
 
-    /// Where a slot of a host is: the machine and the local rank there.
+    /// Returns the place of a host's slot: the machine and the local rank there.
     pub(super) fn place<'a>(&'a self, host: &'a str, slot: u32) -> (&'a str, u32) {
         match self.parts.get(host) {
             Some((machine, local)) => (machine, *local),

@@ -1,4 +1,5 @@
-//! Rounds: who forms the next one and when, who is told of changes, and which waits have been too long.
+//! Rounds: when the next one forms and with which workers, the announcements of changes, and waits that have exceeded
+//! their limit.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,10 +9,11 @@ use super::driver::{Driver, Phase, WorkerProcess};
 use super::events::{Action, Time, WorkerId};
 use super::hosts::Agent;
 
-/// While other workers are about to join the waiting set, too, how long a newcomer waits before all are told of it.
+/// How long a newcomer waits before it is announced to the members, while other workers are about to join the waiting
+/// set.
 pub(super) const NEWCOMER_WAIT: Duration = Duration::from_secs(2);
 
-/// Kinds of announced changes, as workers know them.
+/// Kinds of announced changes, with the numbers that workers expect.
 const REMOVED: u8 = 1;
 const ADDED: u8 = 2;
 
@@ -28,13 +30,13 @@ impl Driver {
         }
     }
 
-    /// Forms the next round, if the present one is over and there are enough.
+    /// Forms the next round, if the present one is over and enough workers wait.
     pub(super) fn form(&mut self, now: Time) {
         let is_inside = |w: &WorkerProcess| w.phase == Phase::Member;
         if self.workers.values().any(is_inside) {
             return;
         }
-        // Missing workers would not be started any more: there is nothing to wait for.
+        // Missing workers would not be started any more, so the job fails at once.
         if !self.is_finished && self.is_limit_exceeded() {
             return self.fail_by_limit();
         }
@@ -65,7 +67,7 @@ impl Driver {
         self.begin_round(now, chosen);
     }
 
-    /// Another round would be one more than is allowed.
+    /// Returns whether another round would exceed the reset limit.
     fn is_limit_exceeded(&self) -> bool {
         self.rounds > 0 && self.is_up && self.is_limit_reached()
     }
@@ -78,7 +80,7 @@ impl Driver {
         self.fail(failure, why);
     }
 
-    /// Those who would form a round now, in the order of ranks; `None` if they are too few.
+    /// Returns the workers that would form a round now, in the order of ranks, or `None` if there are too few.
     pub(super) fn choose(&self) -> Option<Vec<WorkerId>> {
         let waits = |w: &WorkerProcess| w.phase == Phase::Waiting && !w.is_going;
         let was_in = |id: &WorkerId| self.round.contains(id);
@@ -101,8 +103,8 @@ impl Driver {
         chosen.sort_by_key(|id| self.precedence(*id));
         chosen.truncate(self.policy.max_np as usize);
         if self.has_state && !chosen.iter().any(|id| self.workers[id].holds()) {
-            // A worker that shall leave but is the last to hold the state stays for one more round, to hand the state
-            // over. Where only one worker is allowed, that round has two.
+            // The last worker with the training state stays for one more round even if it must leave, to pass the state
+            // on. If --max-np is 1, that round has two workers.
             let mut last = self.workers.iter().filter(|(_, w)| waits(w) && w.holds());
             let (last, _) = last.next()?;
             chosen.truncate((self.policy.max_np as usize - 1).max(1));
@@ -111,7 +113,8 @@ impl Driver {
         Some(self.in_order(chosen))
     }
 
-    /// Holders of the state come first, then the order of the last round, then newcomers by place.
+    /// Returns the sort key of a worker: first those with the training state, then the order of the last round, then
+    /// newcomers by place.
     pub(super) fn precedence(&self, id: WorkerId) -> (bool, usize, usize, u32) {
         let w = &self.workers[&id];
         let before = self.round.iter().position(|m| *m == id);
@@ -125,13 +128,13 @@ impl Driver {
         )
     }
 
-    /// The machine of a worker, and its local rank there.
+    /// Returns the machine of a worker, and its local rank there.
     fn place_of(&self, id: WorkerId) -> (&str, u32) {
         let w = &self.workers[&id];
         self.machines.place(&w.host, w.local)
     }
 
-    /// The ranks of a machine stay together: machines by their first worker, then workers.
+    /// Sorts workers so that the ranks of a machine are contiguous: machines by their first worker, then workers.
     pub(super) fn in_order(&self, mut chosen: Vec<WorkerId>) -> Vec<WorkerId> {
         let mut first = BTreeMap::new();
         for id in &chosen {
@@ -154,7 +157,7 @@ impl Driver {
                 w.phase = Phase::Member;
                 w.is_stale = false;
             } else if w.phase == Phase::Waiting && !w.is_going {
-                // The others go on without it: what it holds is the past.
+                // The other workers continue without this one, so its training state becomes outdated.
                 w.is_stale = true;
                 if w.leave_by.is_some() {
                     dismissed.push(*id);
@@ -189,7 +192,7 @@ impl Driver {
         self.act(Action::Form(assignments));
     }
 
-    /// Tells a running round who waits for it and who shall leave it.
+    /// Announces to a running round the workers that wait for it and the members that must leave it.
     pub(super) fn announce(&mut self, now: Time) {
         let is_inside = self.workers.values().any(|w| w.phase == Phase::Member);
         if self.is_finished || self.rounds == 0 || !is_inside {
@@ -246,7 +249,7 @@ impl Driver {
         }
     }
 
-    /// Ends waits that have exceeded the timeout.
+    /// Ends waits that have exceeded the timeout: stops the members that hang, or fails the job.
     pub(super) fn end_waits(&mut self, now: Time) {
         let wait_timeout = self.policy.wait_timeout;
         if self
@@ -266,7 +269,7 @@ impl Driver {
             let why = self.shortage();
             return self.fail(failure, why);
         }
-        // Those who wait get as long again; nobody can be ended twice.
+        // The waiting workers get the same time again. A worker is stopped at most once.
         self.waiting_since = Some(now);
         for id in hung {
             let name = self.name(id);

@@ -1,15 +1,15 @@
-//! Members of a round that their neighbours have given up because they do not answer: who is stopped or cut off
-//! hears neither of the end of its round nor a request to end, and would keep the others waiting.
+//! Members of a round that their neighbours reported as silent. A stopped or disconnected member receives neither the
+//! end of its round nor a request to end. It would block the other members.
 
 use std::time::Duration;
 
 use super::driver::{Driver, Phase, WorkerProcess};
 use super::events::{Time, WorkerId};
 
-/// How long such a worker may take to show that it lives after all: it may have been slow, or it is the others that
-/// are cut off.
+/// How long a silent worker may take to show a sign of life. It may be slow, or the reporting members may be
+/// disconnected instead.
 const SILENT_GRACE: Duration = Duration::from_secs(3);
-/// Between two looks whether it can be spared.
+/// Interval between two checks whether a silent worker can be ended without a loss of the training state.
 const RECHECK: Duration = Duration::from_secs(1);
 
 impl Driver {
@@ -29,7 +29,8 @@ impl Driver {
         }
     }
 
-    /// Ends those that have shown no life. The state must be in safe hands: with somebody in the waiting set.
+    /// Stops the silent workers whose time is over, if a worker in the waiting set has the training state. Otherwise
+    /// checks again later.
     pub(super) fn end_silent(&mut self, now: Time) {
         let is_due = |w: &WorkerProcess| is_inside(w) && w.silent_until.is_some_and(|at| at <= now);
         let due = self.workers.iter().filter(|(_, w)| is_due(w));
@@ -49,7 +50,7 @@ impl Driver {
         }
     }
 
-    /// When [`Self::end_silent`] has something to do.
+    /// Returns when [`Self::end_silent`] must be called next.
     pub(super) fn silent_deadline(&self) -> Option<Time> {
         let silent = self.workers.values().filter(|w| is_inside(w));
         silent.filter_map(|w| w.silent_until).min()

@@ -18,7 +18,7 @@ use crate::rendezvous::{Reach, Rendezvous};
 use crate::signals::Signals;
 use crate::{dialed, environment, parent_watch, platform, remote};
 
-/// Runs the job; the exit code.
+/// Runs the job and returns the exit code.
 pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError> {
     let np = options.num_proc.unwrap_or(1);
     let start_timeout = start_timeout_of(options);
@@ -36,13 +36,13 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
         None if options.dialed => Source::Fixed(Vec::new()),
         None => {
             let hosts = wanted_hosts(options, np)?;
-            // There will never be more.
+            // Fails if the fixed hosts have too few slots, because no others will be added.
             assign(&hosts, np)?;
             Source::Fixed(hosts)
         }
     };
     let all_local = match &source {
-        // Any host may come later, but where the executor has no other.
+        // Any host may be added later, unless the executor has only this one.
         _ if options.dialed => dialed::are_on_this_host(options),
         Source::Script { .. } => false,
         Source::Fixed(hosts) => {
@@ -56,7 +56,7 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
             "the working directory cannot be found (was it removed?): {error}"
         ))
     })?;
-    // From here on Ctrl-C ends things in order.
+    // From here on Ctrl-C ends the job in order.
     let signals = Signals::watch()?;
     parent_watch::watch();
     let mut output = Output::new(0, options.prefix_timestamp)?;

@@ -1,25 +1,26 @@
-//! Members that a new round waits for and that a signal has stopped. Between two rounds no neighbour would notice their
-//! silence. A slow member still runs, however slow; so the driver asks the agents whether the members are stopped.
+//! Members that a signal has stopped while a new round waits for them. Between two rounds no neighbour notices their
+//! silence. A slow member still runs, so the driver asks the agents whether the members are stopped.
 
 use std::time::Duration;
 
 use super::driver::{Driver, Phase, WorkerProcess};
 use super::events::{Action, Time, WorkerId};
 
-/// Looks within the time after which silence counts, as many as signs of life among ranks.
+/// Number of checks within the maximum silence; ranks send as many pings in that time.
 const CHECKS: u32 = 4;
 
 impl Driver {
-    /// How long a worker may be silent, as the ranks have it; `None`: as long as it likes.
+    /// Sets how long a worker may be silent, as the ranks have it configured; `None`: no limit.
     pub fn expect_life_within(&mut self, limit: Option<Duration>) {
         self.silence_max = limit;
     }
 
-    /// Asks from time to time about those that are waited for.
+    /// Requests checks of the awaited members at regular intervals.
     pub(super) fn check_members(&mut self, now: Time) {
         let inside = self.workers.iter().filter(|(_, w)| is_inside(w));
         let inside: Vec<WorkerId> = inside.map(|(id, _)| *id).collect();
-        // One that is alone has no neighbours either, and a newcomer waits for members to let it in.
+        // A lone member has no neighbours to notice its silence, and a newcomer waits until members reach the next
+        // round.
         let has_newcomer = self.workers.values().any(|w| w.phase == Phase::Waiting);
         let is_watched = self.rounds > 0 && (inside.len() == 1 || has_newcomer);
         let Some(limit) = self
@@ -30,7 +31,7 @@ impl Driver {
             self.workers.values_mut().for_each(|w| w.seen_stopped = 0);
             return;
         };
-        // Mostly they come at once, and nobody is asked.
+        // Most members join before the first check is due, so that no check is needed.
         let at = *self.check_at.get_or_insert(now + limit / CHECKS);
         if at <= now {
             self.check_at = Some(now + limit / CHECKS);
@@ -40,12 +41,13 @@ impl Driver {
         }
     }
 
-    /// Whether members are waited for, to form a round.
+    /// Returns whether a new round waits for members.
     fn is_round_wanted(&self) -> bool {
         self.rounds > 0 && (self.waiting_since.is_some() || !self.is_up)
     }
 
-    /// The answer. Time alone condemns nobody: after the launcher was stopped as well, all may go on together.
+    /// Handles the answer of a check. Elapsed time alone ends no worker: if the launcher was stopped as well, all
+    /// processes may continue together.
     pub(super) fn on_stopped_state(&mut self, worker: WorkerId, is_stopped: bool) {
         let is_safe = self.is_state_elsewhere(worker);
         let name = self.name(worker);
@@ -74,7 +76,8 @@ impl Driver {
         self.stop(worker);
     }
 
-    /// Whether the state would survive without this worker: with somebody who is in the waiting set, or connects.
+    /// Returns whether the training state would survive without this worker, in another worker that waits for a round
+    /// or is joining one.
     fn is_state_elsewhere(&self, worker: WorkerId) -> bool {
         let has_come = |w: &WorkerProcess| w.phase == Phase::Waiting || !self.is_up;
         let mut others = self.workers.iter().filter(|(id, _)| **id != worker);

@@ -1,9 +1,9 @@
 //! An elastic job without its processes: the driver, the rendezvous, and an executor that carries out the driver's
 //! actions.
 //!
-//! The supervisor has no thread and never waits. Calls report events; each call performs the resulting actions before
-//! it returns. Its owner waits until [`Supervisor::as_fd`] is readable or [`Supervisor::deadline`] has come, and calls
-//! [`Supervisor::advance`].
+//! The supervisor has no thread and never blocks. Its methods report events; each call performs the resulting actions
+//! before it returns. Its owner waits until [`Supervisor::as_fd`] is readable or [`Supervisor::deadline`] has passed,
+//! and then calls [`Supervisor::advance`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
@@ -20,14 +20,14 @@ use crate::frames::Variables;
 use crate::hosts::Host;
 use crate::rendezvous::Rendezvous;
 
-/// A worker that runs.
+/// A running worker.
 #[derive(Debug)]
 struct Running {
     host: String,
     local: u32,
-    /// The rank that people know it by.
+    /// The rank of this worker in messages to the user.
     label: u32,
-    /// As it calls itself, once it has come to the rendezvous.
+    /// Process number that the worker reported to the rendezvous; `None` before.
     pid: Option<u32>,
 }
 
@@ -39,24 +39,24 @@ pub struct Supervisor<E> {
     pub(super) executor: E,
     of_job: Variables,
     started: Instant,
-    /// Hosts there are now, in the order in which they came.
+    /// Present hosts, in the order in which they were added.
     hosts: Vec<Host>,
-    /// All hosts that ever were, with the slots that they had last.
+    /// All hosts that were ever present, with their last number of slots.
     known: BTreeMap<String, Host>,
     workers: BTreeMap<WorkerId, Running>,
-    /// The rank that the last worker of each place had.
+    /// The last worker's rank, by place.
     labels: BTreeMap<(String, u32), u32>,
-    /// Places whose last worker ended before it came to the rendezvous, in a way that will not change.
+    /// Places whose last worker could not start its script, a failure that another process would repeat.
     unstartable: BTreeSet<(String, u32)>,
-    /// Whether any worker has ever come to the rendezvous.
+    /// Whether any worker has ever joined the rendezvous.
     has_joined: bool,
     is_halted: bool,
     ending: Option<Ending>,
 }
 
 impl<E: Executor> Supervisor<E> {
-    /// A job that has no hosts yet. The rendezvous must be [elastic](Rendezvous::start_elastic); `interfaces` are those to
-    /// use between hosts, none means all.
+    /// Creates a job that has no hosts yet. The rendezvous must be [elastic](Rendezvous::start_elastic). `interfaces`
+    /// are the network interfaces for links between hosts; an empty list means all.
     pub fn new(policy: Policy, rendezvous: Rendezvous, interfaces: &[String], executor: E) -> Self {
         let of_job =
             environment::of_job(rendezvous.addresses(), &rendezvous.key(), interfaces, &[]);
@@ -77,7 +77,7 @@ impl<E: Executor> Supervisor<E> {
         }
     }
 
-    /// These are all hosts and slots that there are now.
+    /// Sets the present hosts and slots; hosts that are not in the list are removed.
     pub fn set_hosts(&mut self, hosts: Vec<Host>) {
         let pairs = hosts.iter().map(|host| (host.name.clone(), host.slots));
         let pairs = pairs.collect();
@@ -88,12 +88,12 @@ impl<E: Executor> Supervisor<E> {
         self.handle(Event::Hosts(pairs));
     }
 
-    /// There are no hosts yet, and no list of them is waited for: they come one by one.
+    /// Announces that hosts are added one by one and that there is no list to wait for.
     pub fn expect_hosts(&mut self) {
         self.driver.knows_hosts = true;
     }
 
-    /// A host has come, or has another number of slots.
+    /// Adds a host, or changes its number of slots.
     pub fn add_host(&mut self, host: Host) {
         let mut hosts = self.hosts.clone();
         match hosts.iter_mut().find(|known| known.name == host.name) {
@@ -103,26 +103,27 @@ impl<E: Executor> Supervisor<E> {
         self.set_hosts(hosts);
     }
 
-    /// A host of one slot has come, which is on a machine that others may be on, too.
+    /// Adds a host of one slot on a machine that it may share with other hosts.
     pub fn add_host_on(&mut self, host: Host, machine: &str) {
         self.driver.machines.add(&host.name, machine);
         self.add_host(host);
     }
 
-    /// A host is to be used no more: what runs there leaves at its next commit. If it is gone already, call
-    /// [`Self::host_lost`], too.
+    /// Removes a host: its workers leave at their next commit. If the host is already lost, also call
+    /// [`Self::host_lost`].
     pub fn remove_host(&mut self, name: &str) {
         let mut hosts = self.hosts.clone();
         hosts.retain(|host| host.name != name);
         self.set_hosts(hosts);
     }
 
-    /// Workers can be started on a host that was being opened.
+    /// Reports that workers can be started on a host that was being opened.
     pub fn host_ready(&mut self, host: &str) {
         self.handle(Event::HostReady(host.to_owned()));
     }
 
-    /// Nothing runs on this host any more, and cannot for now; why, and the exit code that follows from it if the job fails.
+    /// Reports that a host was lost: no worker runs there, and none can be started for now. `why` is the reason, `code`
+    /// the job's exit code if it fails by this loss.
     pub fn host_lost(&mut self, host: &str, why: &str, code: u8) {
         let here = self.workers_on(host);
         self.handle(Event::HostLost {
@@ -135,7 +136,7 @@ impl<E: Executor> Supervisor<E> {
         }
     }
 
-    /// A host is gone, with all that ran there, and is not waited for: call [`Self::add_host`] if it comes again.
+    /// Reports that a host was lost with all its workers and is not expected back. [`Self::add_host`] adds it again.
     pub fn host_gone(&mut self, host: &str, why: &str) {
         let here = self.workers_on(host);
         self.hosts.retain(|known| known.name != host);
@@ -148,14 +149,15 @@ impl<E: Executor> Supervisor<E> {
         }
     }
 
-    /// A worker has ended.
+    /// Reports that a worker has ended.
     pub fn ended(&mut self, worker: WorkerId, cause: Cause) {
         self.handle(Event::Exited { worker, cause });
         self.forget(worker);
     }
 
-    /// A worker has ended because its script cannot start, as where a module is missing. Once that is so in every place, and
-    /// no worker ever started, the job ends with it: other processes would fail alike.
+    /// Reports that a worker has ended because its script cannot start, for example because a module is missing. The
+    /// job ends if this is so in every place and no worker ever joined the rendezvous: other processes would fail in
+    /// the same way.
     pub fn could_not_start(&mut self, worker: WorkerId, cause: Cause) {
         let Some(w) = self.workers.get(&worker) else {
             return;
@@ -178,12 +180,12 @@ impl<E: Executor> Supervisor<E> {
         self.ended(worker, cause);
     }
 
-    /// The answer to [`Executor::check_stopped`].
+    /// Passes on the answer to [`Executor::check_stopped`].
     pub fn stopped_state(&mut self, worker: WorkerId, is_stopped: bool) {
         self.handle(Event::StoppedState { worker, is_stopped });
     }
 
-    /// Takes what the rendezvous has to say, and does what is due by now.
+    /// Handles the events of the rendezvous, and performs what is due.
     pub fn advance(&mut self) {
         while let Some(event) = self.rendezvous.server().poll_event() {
             self.on_rendezvous(event);
@@ -195,23 +197,23 @@ impl<E: Executor> Supervisor<E> {
         }
     }
 
-    /// When to call [`Self::advance`] at the latest.
+    /// Returns when to call [`Self::advance`] at the latest.
     pub fn deadline(&self) -> Option<Instant> {
         let due = self.driver.next_deadline().filter(|_| self.is_going_on());
         due.map(|at| self.started + at)
     }
 
-    /// Readable when to call [`Self::advance`]. `None` in a forked child.
+    /// Returns a descriptor that is readable when [`Self::advance`] must be called; `None` in a forked child.
     pub fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         self.rendezvous.server().as_fd()
     }
 
-    /// How the job went, once that is decided; then its workers still have to end.
+    /// Returns the result of the job once it is decided; its workers may still run then.
     pub fn ending(&self) -> Option<&Ending> {
         self.ending.as_ref()
     }
 
-    /// Ends the job in this way, unless it has ended.
+    /// Ends the job with this result, unless it has ended already.
     pub fn finish(&mut self, ending: Ending) {
         if self.is_going_on() {
             self.executor.finish(ending == Ending::Success);
@@ -219,27 +221,27 @@ impl<E: Executor> Supervisor<E> {
         }
     }
 
-    /// Starts and decides nothing any more: what runs is the executor's to end.
+    /// Stops all decisions and starts. The executor must end the workers that still run.
     pub fn halt(&mut self) {
         self.is_halted = true;
     }
 
-    /// The executor.
+    /// Returns the executor.
     pub fn executor(&mut self) -> &mut E {
         &mut self.executor
     }
 
-    /// Lets go of the rendezvous; the executor.
+    /// Drops the rendezvous and returns the executor.
     pub fn into_executor(self) -> E {
         self.executor
     }
 
-    /// The host on which this worker runs.
+    /// Returns the host on which this worker runs.
     pub fn host_of(&self, worker: WorkerId) -> Option<&str> {
         self.workers.get(&worker).map(|w| w.host.as_str())
     }
 
-    /// The workers that run on this host.
+    /// Returns the workers that run on this host.
     pub fn workers_on(&self, host: &str) -> Vec<WorkerId> {
         let here = self.workers.iter().filter(|(_, w)| w.host == host);
         here.map(|(worker, _)| *worker).collect()
@@ -351,7 +353,7 @@ impl<E: Executor> Supervisor<E> {
         let Some(mut on) = self.known.get(host).cloned() else {
             return;
         };
-        // More than that will never run there.
+        // More workers than `max_np` never run there.
         let policy = &self.driver.policy;
         on.slots = on.slots.min(policy.max_np);
         let (size, timeout_s) = (policy.first_np, policy.wait_timeout.as_secs());
@@ -397,7 +399,7 @@ impl<E: Executor> Supervisor<E> {
         (0..).find(|label| !self.is_taken(*label)).unwrap_or(0)
     }
 
-    /// A worker's rank is known now; who was only guessed to get it gets another guess.
+    /// Sets a worker's rank. Another worker that was expected to get this rank gets another expected rank.
     fn relabel(&mut self, worker: WorkerId, rank: u32) {
         let has_it = |(id, w): &(&WorkerId, &Running)| **id != worker && w.label == rank;
         let other = self.workers.iter().find(has_it).map(|(id, _)| *id);

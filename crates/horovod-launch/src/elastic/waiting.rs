@@ -1,4 +1,4 @@
-//! Messages to the user while a job waits for workers, or goes on after one of them has ended with 0.
+//! Messages to the user while a job waits for workers, or continues after a worker has ended with 0.
 
 use std::time::Duration;
 
@@ -6,25 +6,26 @@ use super::driver::{Driver, Failed, Phase, WorkerProcess};
 use super::events::{Ending, TOO_FEW, Time, WorkerId};
 use super::hosts::Host;
 
-/// Between two words about the same wait.
+/// Interval between two messages about the same wait.
 const NEWS_INTERVAL: Duration = Duration::from_secs(10);
-/// Workers that are done end together; who still runs so long after the first goes on without it.
+/// Workers that are done usually end within this time of each other. A worker that still runs later continues without
+/// the first.
 const TOGETHER: Duration = Duration::from_secs(5);
 
 /// The worker that ended first with 0.
 #[derive(Clone, Debug)]
 pub(super) struct Finished {
     at: Time,
-    /// It, for people.
+    /// Name of the worker in messages to the user.
     name: String,
-    /// The user knows.
+    /// Whether the user was informed.
     is_announced: bool,
-    /// Fewer than --min-np have gone on.
+    /// Set if fewer than --min-np workers have continued: their number.
     went_on: Option<usize>,
 }
 
 impl Driver {
-    /// When something is to be told at the latest.
+    /// Returns when the next message to the user is due.
     pub(super) fn news_deadline(&self) -> Option<Time> {
         let waiting = self
             .waiting_since
@@ -34,7 +35,7 @@ impl Driver {
         [waiting, finished].into_iter().flatten().min()
     }
 
-    /// Says what has been waited for for some time, and that a worker has left early.
+    /// Shows the reason of a long wait, and reports a worker that has ended early.
     pub(super) fn announce_waits(&mut self, now: Time) {
         if self
             .finished
@@ -59,7 +60,7 @@ impl Driver {
         ));
     }
 
-    /// A worker has ended with 0: the work counts as done.
+    /// Records that a worker has ended with 0; the work then counts as done.
     pub(super) fn on_finished(&mut self, now: Time, name: &str) {
         self.is_finished = true;
         self.finished.get_or_insert(Finished {
@@ -91,7 +92,7 @@ impl Driver {
         self.note(text);
     }
 
-    /// Those left of a round from which others went with 0 form another one.
+    /// Records that the rest of a round continues in a new round after other members ended with 0.
     pub(super) fn go_on_without(&mut self, left: usize) {
         self.announce_finished();
         let min = self.policy.min_np;
@@ -106,12 +107,13 @@ impl Driver {
         }
     }
 
-    /// Whether the job ends with this worker: one of the last round, or anybody where there was none.
+    /// Returns whether the job's end depends on this worker: a member of the last round, or any worker before the first
+    /// round.
     fn counts(&self, id: WorkerId) -> bool {
         self.rounds == 0 || self.round.contains(&id)
     }
 
-    /// Ends a job in which a worker has ended with 0, when nobody is left or can go on.
+    /// Ends a job in which a worker has ended with 0, once no worker is left or none can continue.
     pub(super) fn end_finished(&mut self) {
         let mut left = self.workers.iter().filter(|(id, _)| self.counts(**id));
         let in_vain =
@@ -154,7 +156,7 @@ impl Driver {
         });
     }
 
-    /// Text about the missing workers or slots, and their whereabouts, after a wait that was too long.
+    /// Returns the text of an error after a wait that was too long: missing workers or slots, and the hosts' states.
     pub(super) fn shortage(&self) -> String {
         format!(
             "no round could be formed within {} s (--elastic-timeout): {}",
@@ -163,7 +165,7 @@ impl Driver {
         )
     }
 
-    /// How many workers are there, who is missing, and why.
+    /// Returns a text with the number of ready workers, and the missing ones with their reasons.
     fn lack(&self) -> String {
         let of = |phase: Phase| {
             let workers = self.workers.iter();

@@ -1,4 +1,4 @@
-//! The agents' messages and the answers to them.
+//! Messages of the agents and the launcher's answers to them.
 
 use std::path::Path;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::rendezvous::Rendezvous;
 use crate::report::Cause;
 use crate::{dialed, environment, remote, threads};
 
-/// The job's specification for the agent of a host, without its ranks.
+/// Returns the job's specification for the agent of a host, without its ranks.
 pub(crate) fn spec(
     options: &Options,
     rendezvous: &Rendezvous,
@@ -112,7 +112,7 @@ impl Job<'_> {
             }
             FromAgent::Done => {
                 self.links[index].stage = Stage::Done;
-                // Agents that MPI's launcher has started end together, after the job.
+                // Agents that MPI's launcher has started all end together, after the job.
                 if self.options.mpi.starter == Starter::Own {
                     self.links[index].hang_up();
                 }
@@ -123,7 +123,7 @@ impl Job<'_> {
                 }
             }
             FromAgent::Threads(report) => self.state.threads.push((name, report)),
-            // Nobody asked.
+            // The launcher has not requested these reports.
             FromAgent::Found(_) | FromAgent::StoppedState { .. } => {}
         }
     }
@@ -139,7 +139,7 @@ impl Job<'_> {
             false => format!("host {}: {why}", link.name()),
         };
         if self.state.is_running {
-            // It ends what it has started and says so.
+            // The agent ends the ranks that it has started and reports their ends.
             self.state.start_errors.push((code, text));
             self.ask(Stop::Terminate);
         } else {
@@ -149,7 +149,7 @@ impl Job<'_> {
         }
     }
 
-    /// Every host has answered: tell each what to run.
+    /// Sends each host its job, after every host has answered.
     pub(super) fn send_jobs(&mut self) {
         self.state.start_deadline = Instant::now() + self.start_timeout;
         self.state.has_sent_jobs = true;
@@ -166,7 +166,7 @@ impl Job<'_> {
         }
     }
 
-    /// Every host can: start the ranks.
+    /// Starts the ranks, after every host has reported that it is ready.
     fn start(&mut self) {
         let size = self.options.num_proc.unwrap_or(1);
         if let Err(why) = self.output.open_files_of(self.options, size) {

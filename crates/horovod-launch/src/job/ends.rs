@@ -1,4 +1,4 @@
-//! The ends of ranks, and what is concluded from them.
+//! The ends of ranks, and the job's result that follows from them.
 
 use std::time::Instant;
 
@@ -28,7 +28,7 @@ impl Job<'_> {
             self.output
                 .note(&format!("horovodrun: rank {rank} {}", cause.text()));
         }
-        // After Ctrl-C every rank ends as its script likes; none of that is news.
+        // After Ctrl-C each rank ends as its script decides, so no end counts as a failure of its own.
         let is_interrupted = self.state.interrupted_by.is_some();
         let mut was_asked = self.state.asked.is_some() && (stopped || is_interrupted);
         let mut cause = cause;
@@ -36,7 +36,7 @@ impl Job<'_> {
             && !is_interrupted
             && let (Some(by), Cause::Exit(status)) = (self.rendezvous.silent().get(&rank), &cause)
         {
-            // Then it is what the others failed for.
+            // The silence of this rank is then the reason why the other ranks failed.
             was_asked = false;
             cause = Cause::Silent(*by, *status);
         }
@@ -56,7 +56,7 @@ impl Job<'_> {
         });
     }
 
-    /// Says what happened.
+    /// Reports the result of the job to the user and returns it.
     pub(super) fn conclude(&mut self) -> JobEnd {
         let (status, outcome, paragraphs) = self.judge();
         for text in &paragraphs {
@@ -99,7 +99,7 @@ impl Job<'_> {
     }
 }
 
-/// Text about a launcher that was ended by a signal.
+/// Returns the text about a launcher that was ended by a signal.
 pub(crate) fn ended_by(signal: i32) -> String {
     let name = platform::signal_name(signal);
     format!("ended by signal {signal} ({name})")

@@ -1,5 +1,5 @@
-//! The arrival of what is not simply counted: new requests, retired slots, rows, what aggregators pass on, joins. Such a
-//! request is pending by rank.
+//! The arrival of requests that are not simply counted: new requests, retired slots, rows, requests that aggregators
+//! forward, joins. Each of these requests is pending by rank.
 
 use super::{Coordinator, Entry, Pending, Violation, latest};
 use crate::lateness::Latest;
@@ -17,18 +17,18 @@ pub(super) const FOREIGN: Violation = "used a foreign process set";
 pub(super) const NOT_IN_USE: Violation = "used a slot that is not in use";
 pub(super) const TWICE: Violation = "used a name that it has pending already";
 
-/// For whom a link speaks.
+/// The ranks for which a link sends.
 pub(super) enum Who {
-    /// For itself, being a rank and nothing more.
+    /// One rank, which sends only for itself.
     Rank(Rank),
-    /// For every member below it.
+    /// Every member below this link.
     Link(usize),
-    /// For these, and for the members among those.
+    /// These ranks, and those of `members` that are in the request's set.
     Some { ranks: RankSet, members: RankSet },
 }
 
 impl Who {
-    /// The rank behind an aggregator, if it is one.
+    /// Returns the rank if an aggregator sends for exactly one.
     fn only(&self) -> Option<Rank> {
         match self {
             Self::Some { ranks, members } if ranks.len() == 1 && members.is_empty() => {
@@ -38,7 +38,8 @@ impl Who {
         }
     }
 
-    /// The members of a set it means, `None` if it speaks for strangers to the set. Never empty.
+    /// Returns the members of `set` for which the link sends, or `None` if it sends for a rank outside the set. Never
+    /// empty.
     fn of(&self, set: &RegisteredSet, links: &Links) -> Option<RankSet> {
         let ranks = match self {
             Self::Rank(rank) => [*rank].into_iter().collect(),
@@ -77,7 +78,7 @@ impl Coordinator {
         }
     }
 
-    /// For whom an aggregator says it speaks; only those below it.
+    /// Returns the ranks that an aggregator names. An aggregator may name only ranks below itself.
     pub(super) fn named(
         &self,
         link: usize,
@@ -109,7 +110,7 @@ impl Coordinator {
 
     pub(super) fn joined(&mut self, rank: Rank) -> Result<(), Violation> {
         if self.joins.is_empty() {
-            // Known requests may now be complete without all their links: look at each.
+            // Known requests may now be complete without all their links, so each becomes pending by rank.
             self.pend_waiting(|_| true);
         }
         if !self.joins.add(rank) {
@@ -131,7 +132,7 @@ impl Coordinator {
         } else {
             let retired = self.cache.retired(slot).ok_or(NOT_IN_USE)?;
             if self.sets.get(retired.set).is_none() {
-                // The set was removed while this was on its way.
+                // The set was removed while this message was in transit.
                 return Ok(());
             }
             let (set, name) = (retired.set, Arc::clone(&retired.name));
@@ -155,7 +156,7 @@ impl Coordinator {
         signature: Arc<RequestSignature>,
     ) -> Result<(), Violation> {
         if self.sets.get(set).is_none() {
-            // Sent before the rank knew of the removal, or made up.
+            // The rank sent this before it received the removal, or the set never existed.
             return if self.sets.existed(set) {
                 Ok(())
             } else {
@@ -291,8 +292,8 @@ impl Coordinator {
         Ok(())
     }
 
-    /// If the request is known, it is no longer counted by link but pending by rank, with those
-    /// who have asked for it.
+    /// Makes a known request pending by rank instead of counted by link. The ranks that have already requested it count
+    /// as arrived.
     fn pend(&mut self, index: usize) {
         let Some(Entry {
             set,
@@ -340,7 +341,7 @@ impl Coordinator {
         });
     }
 
-    /// Pends the known requests that have waited since a time that `chosen` picks.
+    /// Makes known requests pending by rank if they have waited since a time that `chosen` accepts.
     pub(super) fn pend_waiting(&mut self, chosen: impl Fn(Time) -> bool) {
         let mut waiting: Vec<(Time, Slot)> = Vec::new();
         for block in self.readiness.waiting() {
@@ -359,7 +360,7 @@ impl Coordinator {
         }
     }
 
-    /// Pends the request of a slot that is going to be evicted.
+    /// Makes the request of a slot pending by rank before the slot is evicted.
     pub(super) fn pend_slot(&mut self, slot: Slot) {
         let waits = self
             .readiness
@@ -370,7 +371,7 @@ impl Coordinator {
         }
     }
 
-    /// A rank has joined: what waited only for it can go on, in the order of arrival.
+    /// Completes the requests that waited only for a rank that has joined, in the order of arrival.
     fn release_after_join(&mut self) {
         let mut released: Vec<(u64, usize)> = self
             .entries
@@ -385,7 +386,7 @@ impl Coordinator {
             .collect();
         released.sort_unstable();
         for (_, index) in released {
-            // An earlier one of these may have removed the process set.
+            // An earlier request of this loop may have removed the process set.
             if self
                 .entries
                 .get(index)

@@ -1,4 +1,5 @@
-//! Data of a dispatch: requests that are ready, the fusion of several kinds, and messages within their bounds.
+//! Data of a dispatch: ready requests, the fusion of requests of different kinds, and messages within their size
+//! limits.
 
 use super::Coordinator;
 use crate::fusion::{Candidate, FusionKey, FusionPlan};
@@ -8,29 +9,29 @@ use crate::signature::RequestSignature;
 use crate::types::{Rank, Seq};
 use std::sync::Arc;
 
-/// Something to tell the members of a set.
+/// A decision that is ready to be sent to the members of a set.
 #[derive(Debug)]
 pub(super) enum Ready {
-    /// Run a request, possibly together with others.
+    /// Execute a request, possibly fused with others.
     Run(Run),
-    /// Run known requests, as above.
+    /// Execute known requests, possibly fused with others.
     Known(Known),
-    /// Anything else; nothing is moved past it.
+    /// Any other response; no request is moved past it.
     Answer {
-        /// The links to those who must know.
+        /// The links to the recipients.
         to: Arc<[u32]>,
         /// The response.
         response: Arc<Response>,
     },
-    /// As an answer to everybody, with a place of its own in the order.
+    /// Tuned values for all ranks, with a sequence number of their own.
     Tuned(Arc<[u64]>),
 }
 
-/// A request that all members agree on.
+/// A request on which all members agree.
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) set: SetKey,
-    /// Kept here because the set may be gone when this is sent.
+    /// Stored here because the set may have been removed before this is sent.
     pub(super) to: Arc<[u32]>,
     pub(super) absent: Arc<[Rank]>,
     pub(super) signature: Arc<RequestSignature>,
@@ -40,15 +41,15 @@ pub(super) struct Run {
     pub(super) item: Item,
 }
 
-/// Known requests in neighbouring slots that can be fused with each other; nobody is absent.
+/// Known requests in neighbouring slots that can be fused with each other. No member is absent.
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) set: SetKey,
     pub(super) to: Arc<[u32]>,
-    /// Of the first.
+    /// Signature of the first request.
     pub(super) signature: Arc<RequestSignature>,
     pub(super) fusion: Option<FusionKey>,
-    /// Of all; of each in the coordinator's `sizes`.
+    /// Bytes of all requests together; the coordinator's `sizes` has the bytes of each.
     pub(super) bytes: u64,
     pub(super) run: SlotRun,
 }
@@ -61,7 +62,7 @@ pub(super) struct Outgoing {
     pub(super) wire_bytes: usize,
 }
 
-/// Buffers that later messages use again.
+/// Buffers that later messages reuse.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     pub(super) ready: Vec<Ready>,
@@ -72,7 +73,7 @@ pub(super) struct Buffers {
     executions: Vec<Arc<Response>>,
 }
 
-/// Buffers kept of each kind.
+/// Maximum number of buffers kept of each kind.
 const BUFFERS_MAX: usize = 64;
 
 impl Buffers {
@@ -88,7 +89,7 @@ impl Buffers {
         }
     }
 
-    /// A response made with an empty list of items.
+    /// Returns the response that `make` builds from an empty list of items, in a reused allocation if there is one.
     pub(super) fn execute(&mut self, make: impl FnOnce(Vec<Item>) -> Response) -> Arc<Response> {
         let mut response = match self.executions.pop() {
             Some(response) => response,
@@ -110,7 +111,7 @@ impl Buffers {
 pub(super) const KNOWN_BYTES: usize = 20;
 
 impl Coordinator {
-    /// Takes all of `runs`.
+    /// Fuses all of `runs` into executions, appends them to `outgoing` and empties `runs`.
     pub(super) fn fuse(&mut self, runs: &mut Vec<Option<Run>>, outgoing: &mut Vec<Outgoing>) {
         if runs.is_empty() {
             return;
@@ -159,7 +160,7 @@ impl Coordinator {
 }
 
 impl Known {
-    /// One by one, with these sizes.
+    /// Returns the requests one by one, with the given sizes.
     pub(super) fn split(self, sizes: &[u64], nobody: &Arc<[Rank]>) -> impl Iterator<Item = Run> {
         self.run.slots().zip(sizes).map(move |(first, bytes)| Run {
             set: self.set,
@@ -174,16 +175,16 @@ impl Known {
     }
 }
 
-/// How far the cache had come around what is sent.
+/// Positions of the cache before and after a message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Marks {
-    /// Before it.
+    /// Position before the message.
     pub(super) before: u64,
-    /// After it.
+    /// Position after the message.
     pub(super) after: u64,
 }
 
-/// Messages for one link, or the same for all.
+/// Messages for one link, or the common messages for all links.
 #[derive(Default)]
 pub(super) struct Stream {
     pub(super) full: Vec<Vec<Arc<Response>>>,
@@ -206,7 +207,7 @@ impl Stream {
     }
 }
 
-/// Adds an item; known requests in neighbouring slots become one run.
+/// Appends an item. Known requests in neighbouring slots become one run.
 fn append(items: &mut Vec<Item>, item: Item) {
     if let (Some(Item::Slots(run)), Item::Slots(SlotRun { first, len: 1 })) =
         (items.last_mut(), &item)

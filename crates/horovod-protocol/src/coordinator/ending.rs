@@ -1,4 +1,4 @@
-//! The end of a job: in order, where everybody is told to stop, or by the loss of a rank.
+//! The end of a job: an orderly shutdown on all ranks, or an end by the loss of a rank.
 
 use super::{Coordinator, CoordinatorAction, Phase};
 use crate::error::StopReason;
@@ -9,13 +9,13 @@ use crate::types::{Rank, Time};
 use std::sync::Arc;
 
 impl Coordinator {
-    /// A rank is gone: tells all others, then does nothing more.
+    /// Handles the loss of a rank: informs all other ranks, then ends the coordinator.
     pub fn handle_peer_lost(&mut self, now: Time, lost: PeerLost) {
         self.now = self.now.max(now);
         self.end(&lost, Some(lost.rank));
     }
 
-    /// Ends the job because it cannot go on, or must not; `by` is to blame.
+    /// Shuts the job down because it cannot or must not continue. `by` is the rank to blame.
     pub fn give_up(&mut self, now: Time, by: Rank, why: StopReason) {
         self.now = self.now.max(now);
         if matches!(self.phase, Phase::Running) {
@@ -23,13 +23,13 @@ impl Coordinator {
         }
     }
 
-    /// Stops all ranks. Operations agreed before are still carried out.
+    /// Shuts all ranks down. Operations agreed before are still carried out.
     pub(super) fn stop(&mut self, by: Rank, why: StopReason) {
         self.answer(Arc::clone(&self.everybody), Response::Shutdown { by, why });
         self.phase = Phase::Stopping(RankSet::default());
     }
 
-    /// The generation is over: tells everybody but the lost rank.
+    /// Ends the generation and informs every rank except the lost one.
     pub(super) fn end(&mut self, lost: &PeerLost, except: Option<Rank>) {
         if matches!(self.phase, Phase::Over) {
             return;

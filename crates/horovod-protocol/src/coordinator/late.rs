@@ -1,5 +1,4 @@
-//! Late requests, which some members have asked for and others have not: when they are reported, and a look at them
-//! from outside.
+//! Late requests, which some members have sent and others have not: their reports, and queries about them.
 
 use super::{Coordinator, CoordinatorAction, Entry, Phase};
 use crate::error::StopReason;
@@ -12,7 +11,7 @@ use crate::stall::{StallReport, StalledRequest, Waiting};
 use crate::types::{Rank, Time};
 
 impl Coordinator {
-    /// Time has passed; call at [`Coordinator::next_deadline`] at the latest.
+    /// Handles the passage of time. Must be called at [`Coordinator::next_deadline`] at the latest.
     pub fn handle_timeout(&mut self, now: Time) {
         self.now = self.now.max(now);
         self.check_stalls();
@@ -40,7 +39,8 @@ impl Coordinator {
             .inspect(self.now, waiting.map(|(_, request)| request))
     }
 
-    /// Pends what waits too long, to be reported; when the next will.
+    /// Makes requests that have waited too long pending by rank, so that they are reported. Returns when the next one
+    /// is due.
     fn pend_late(&mut self) -> Option<Time> {
         let (now, stall) = (self.now, self.stall.clone());
         self.pend_waiting(|since| now >= stall.report_at(since));
@@ -56,13 +56,15 @@ impl Coordinator {
             .map(|since| stall.report_at(since))
     }
 
-    /// Requests that some members have asked for since `before` or earlier while others have not, by set and name.
+    /// Returns the requests that some members sent at `before` or earlier while others have not, sorted by set and
+    /// name.
     pub fn late(&mut self, now: Time, before: Time) -> Vec<StalledRequest> {
         let late = self.incomplete(now, before);
         late.into_iter().map(|(_, request)| request).collect()
     }
 
-    /// The same, each with a number that no other request has or will have, also not a later one of the same name.
+    /// Returns the requests of [`Self::late`], each with a unique number. No other request ever gets this number, not
+    /// even a later one of the same name.
     pub fn incomplete(&mut self, now: Time, before: Time) -> Vec<(u64, StalledRequest)> {
         self.now = self.now.max(now);
         if !matches!(self.phase, Phase::Running) {
@@ -78,8 +80,8 @@ impl Coordinator {
         late
     }
 
-    /// Whether a request may wait for any of these ranks; changes nothing. Arrivals that an aggregator withholds count
-    /// as missing.
+    /// Returns whether a request may wait for any of `ranks`, without a change of state. Arrivals that an aggregator
+    /// has not forwarded yet count as missing.
     pub fn lacks_any(&mut self, ranks: impl IntoIterator<Item = Rank>) -> bool {
         let ranks: RankSet = ranks.into_iter().collect();
         if !matches!(self.phase, Phase::Running) {
@@ -106,7 +108,7 @@ impl Coordinator {
     }
 }
 
-/// Pending requests with their arrived ranks, in no order, each with its number.
+/// Returns pending requests with their arrived ranks and their numbers, in no particular order.
 pub(super) fn waiting<'a>(
     entries: &'a mut Slab<Entry>,
     sets: &'a SetTable,

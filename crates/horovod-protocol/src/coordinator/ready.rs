@@ -1,4 +1,5 @@
-//! Requests that were pending by rank and for which every member has asked: validation, effects, and the cache.
+//! Completed requests that were pending by rank: validation, effects, and the cache. Every member has sent the request,
+//! or has joined and counts as absent.
 
 use super::dispatch::{Ready, Run};
 use super::{Coordinator, CoordinatorAction, Entry, Pending};
@@ -12,11 +13,11 @@ use crate::types::{Op, ProcessSetId, Rank};
 use crate::validation;
 use std::sync::Arc;
 
-/// Part of names that are made up per call and never come again, hence are not cached.
+/// Part of generated names, which are used once and therefore not cached.
 const UNNAMED_MARK: &str = ".noname.";
 
 impl Coordinator {
-    /// The entry is ready: nobody is missing who has not joined.
+    /// Completes a request of which no member is missing. Members that have joined count as absent.
     pub(super) fn complete(&mut self, index: usize) {
         let Some(entry) = self.entries.get_mut(index) else {
             return;
@@ -40,7 +41,7 @@ impl Coordinator {
                 .collect()
         };
         let verdict = agreed(&name, &pending);
-        // All agree, yet not all said the same: in memory orders alone they may differ.
+        // The signatures agree but are not all equal: they may differ only in memory order.
         let in_several_orders = verdict.is_ok() && !pending.others.is_empty();
         if in_several_orders {
             let row_major = pending.signature.in_row_major();
@@ -92,7 +93,7 @@ impl Coordinator {
         self.forget_if_unused(index);
     }
 
-    /// Queues an answer that is not to be held back.
+    /// Queues an answer that must not be delayed.
     pub(super) fn answer(&mut self, to: Arc<[u32]>, response: Response) {
         self.urgent = true;
         self.push_ready(Ready::Answer {
@@ -176,8 +177,9 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Gives the agreed content a slot. Not while ranks are missing: they would not learn of it. Nor where the ranks ask
-    /// for different orders: a slot stands for one.
+    /// Assigns a slot to the agreed request and returns the slot. Returns `None` if members are absent, because they
+    /// would not receive the slot. Also returns `None` if the members' memory orders differ, because a slot stands for
+    /// one order.
     fn remember(
         &mut self,
         context: &RequestContext<'_>,
@@ -211,7 +213,7 @@ impl Coordinator {
         if signature.op == Op::Allgather
             && let Some((block, bit)) = self.readiness.find(slot)
         {
-            // Every rank comes with rows of its own.
+            // Every rank sends its own rows.
             block.open(bit);
         }
         self.entries.get_mut(context.index)?.cached = Some(slot);
@@ -243,7 +245,7 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Ends a set; its members end what they have pending on it when they learn of it.
+    /// Removes a set. Its members fail their pending requests on the set when they receive the removal.
     fn remove_set(&mut self, name: &Arc<str>, id: ProcessSetId) {
         let removed = self.sets.remove(id);
         let key = removed.as_ref().map(|(key, _)| *key);
@@ -290,16 +292,16 @@ impl Coordinator {
     }
 }
 
-/// Where a ready request belongs.
+/// A ready request's place: its entry, set, slot, members and links.
 struct RequestContext<'a> {
     index: usize,
     key: SetKey,
     cached: Option<Slot>,
     members: &'a Arc<[Rank]>,
-    /// The links to them.
+    /// The links to the members.
     to: &'a Arc<[u32]>,
     absent: &'a Arc<[Rank]>,
-    /// The ranks' tensors lie in memory in different orders.
+    /// Whether the ranks' tensors have different memory orders.
     in_several_orders: bool,
 }
 
@@ -324,7 +326,8 @@ fn agreed(name: &str, pending: &Pending) -> Result<(), Refusal> {
     validation::compare(name, &asked)
 }
 
-/// Rows as `[tensor][member]` in one list; empty unless this is an allgather.
+/// Returns the rows as `[tensor][member]` in one list. The list is empty unless this is an allgather for which every
+/// member has sent rows.
 fn flat_rows(
     rows: &mut [(Rank, Vec<u64>)],
     members: &[Rank],

@@ -11,9 +11,9 @@ use crate::types::{Device, EntryId, Op, OperationTag, ProcessSetId, Rank, Seq, T
 use std::sync::Arc;
 
 impl Worker {
-    /// The coordinator said something.
+    /// Handles a message of the coordinator.
     pub fn handle_message(&mut self, msg: &ToWorker) {
-        // A message of another life of the job is nobody's fault, only late.
+        // A message of another generation is only late, not an error.
         if msg.generation != self.cfg.generation || matches!(self.state, State::Over(_)) {
             return;
         }
@@ -55,7 +55,7 @@ impl Worker {
                 absent,
                 error,
             } => {
-                // Also where this rank did not ask: the others have used up their tags.
+                // Also applies if this rank did not send the request: the tags of the other ranks are consumed.
                 if let Some(cached) = self.cached_of(*set, name) {
                     cached.last = None;
                 }
@@ -117,7 +117,7 @@ impl Worker {
         }
     }
 
-    /// The one order never goes back, nor stands still.
+    /// Checks that the sequence number is higher than the last one.
     fn follow(&mut self, seq: Seq) -> Result<(), Violation> {
         if self.last_seq >= Some(seq) {
             return Err("went back in the order of its decisions");
@@ -191,7 +191,7 @@ impl Worker {
             }
         }
         if *op == Op::Barrier {
-            // That everybody has come is all there is to it.
+            // A barrier is complete when all members have arrived; nothing is executed.
             let ids = exec_items.drain(..).filter_map(|item| item.entry);
             let ended = ids.map(|id| WorkerAction::Complete(id, Ok(Completion::Done)));
             self.actions.extend(ended);
@@ -212,7 +212,7 @@ impl Worker {
         Ok(())
     }
 
-    /// The item, and its tag before this.
+    /// Returns the item of a slot, and the tag that the slot had before.
     fn run_slot(
         &mut self,
         run: &Run<'_>,
@@ -324,7 +324,7 @@ impl Worker {
         Ok(item)
     }
 
-    /// Cache entry of a name.
+    /// Returns the cache entry of a name.
     fn cached_of(&mut self, set: SetKey, name: &str) -> Option<&mut Cached> {
         let id = *self.ids.get(&set)?;
         self.cached_in(id, name)
@@ -469,7 +469,7 @@ impl Worker {
         }
     }
 
-    /// Ends what is pending on one set, or everywhere, in the order of submission.
+    /// Fails the pending requests of one set, or of all sets, in the order of submission.
     fn fail_pending(&mut self, error: &OpError, set: Option<ProcessSetId>) {
         let mut failed = Vec::new();
         for (index, entry) in self.entries.iter_mut() {
@@ -509,7 +509,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Rows as `[tensor][member]`; empty where they are nobody's business.
+    /// Returns the rows as `[tensor][member]`; empty unless the operation is an allgather.
     fn rows(&self, tensors: usize, flat: &[u64]) -> Result<Vec<Vec<u64>>, Violation> {
         if *self.op != Op::Allgather {
             return Ok(Vec::new());

@@ -34,21 +34,21 @@ pub(crate) struct Parts {
     pub(crate) shared: Option<SharedMemory>,
     pub(crate) detectors: Vec<(Rank, Arc<Fd>)>,
     pub(crate) control: Vec<(Rank, Stream)>,
-    /// With the number of the connection among those to the same rank.
+    /// Data connections; the number distinguishes the connections to the same rank.
     pub(crate) data: Vec<(Rank, u8, Stream)>,
     pub(crate) launcher: Option<Client>,
-    /// Rank 0's, see [`super::MeshConfig::settings`].
+    /// Settings of rank 0, see [`super::MeshConfig::settings`].
     pub(crate) settings: Vec<u8>,
-    /// This rank's own, see [`super::MeshConfig::congestion`].
+    /// Congestion control of this rank, see [`super::MeshConfig::congestion`].
     pub(crate) congestion: Congestion,
-    /// Rank 0's, see [`super::MeshConfig::heartbeat`].
+    /// Heartbeat timeout of rank 0, see [`super::MeshConfig::heartbeat`].
     pub(crate) heartbeat: Option<Duration>,
-    /// Rank 0's, see [`super::MeshConfig::checksums`].
+    /// Whether rank 0 has checksums on, see [`super::MeshConfig::checksums`].
     pub(crate) checksums: bool,
     pub(crate) assignment: Option<RankAssignment>,
 }
 
-/// Hands out tokens for the poller.
+/// Assigns tokens for the poller.
 struct Sources(Vec<Source>);
 
 impl Sources {
@@ -62,7 +62,7 @@ impl Sources {
 }
 
 impl Mesh {
-    /// The mesh of a job with one rank: no sockets, no shared memory.
+    /// Returns the mesh of a job with one rank: no sockets, no shared memory.
     pub fn solo() -> io::Result<Self> {
         let member = Member {
             identity: String::new(),
@@ -116,7 +116,7 @@ impl Mesh {
         let streams = streams.chain(data.iter().map(|(.., stream)| stream));
         let sockets = streams.map(|stream| &**stream.fd());
         for fd in sockets.chain(launcher.as_ref().map(|client| &**client.fd())) {
-            // Without, only the system's own time-outs are left.
+            // If this fails, only the system's own timeouts remain.
             let _ = net::set_silence_max(fd, heartbeat);
         }
         let name = |rank: Rank| PeerName {
@@ -215,7 +215,7 @@ impl Mesh {
     }
 }
 
-/// This rank's notifier: in the arena, or on memory of its own where there is none.
+/// Returns this rank's notifier: in the arena, or in private memory if there is no arena.
 fn own_notifier(
     shared: Option<SharedMemory>,
 ) -> io::Result<(RankNotifier, Arc<Fd>, Option<Arena>)> {
@@ -235,7 +235,7 @@ fn own_notifier(
     ))
 }
 
-/// Links through shared memory: for data to all ranks of the host, for control where the tree has them.
+/// Adds links through shared memory: data links to all ranks of the host, control links where the tree has them.
 fn add_shared(
     arena: &Arena,
     tree: &Tree,

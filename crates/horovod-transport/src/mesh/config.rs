@@ -1,4 +1,4 @@
-//! The configuration of connecting, and the errors it can end with.
+//! The configuration of a connection attempt, and its errors.
 
 use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -11,39 +11,39 @@ use rustix::io::Errno;
 use crate::JobKey;
 use crate::ports::Ports;
 
-/// Most TCP connections for data between two ranks.
+/// Maximum number of TCP data connections between two ranks.
 pub const CONNECTIONS_MAX: u8 = settings::CONNECTIONS_PER_PEER.kind.most;
 
-/// Default of [`MeshConfig::fan_out`]: about the best at any number of ranks (docs/scaling.md).
+/// Default of [`MeshConfig::fan_out`]: close to the best value at any number of ranks (docs/scaling.md).
 pub const FAN_OUT: u32 = settings::CONTROL_FAN_OUT.kind.default;
 
-/// Where the rendezvous is, and the key that it has.
+/// The addresses of the rendezvous, and its key.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// Addresses; all are tried.
+    /// All addresses are tried.
     pub addresses: Vec<SocketAddr>,
     /// The job's key.
     pub key: JobKey,
 }
 
-/// Default of [`MeshConfig::heartbeat`]: long against what a loaded machine or a busy network of one building takes.
+/// Default of [`MeshConfig::heartbeat`]: much longer than the delays of a loaded machine or of a busy local network.
 pub const HEARTBEAT: Duration =
     Duration::from_secs(settings::HEARTBEAT_TIMEOUT_SECONDS.kind.default as u64);
 
-/// Which congestion control the system uses for the data that this rank sends over TCP.
+/// Congestion control of the data that this rank sends over TCP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Congestion {
-    /// The system's choice, but cubic instead of bbr where the way is short (docs/algorithms.md).
+    /// The system's choice, but cubic instead of bbr on short paths (docs/algorithms.md).
     #[default]
     Auto,
     /// The system's choice.
     System,
-    /// The one of this name (`net.ipv4.tcp_allowed_congestion_control`).
+    /// The algorithm of this name (`net.ipv4.tcp_allowed_congestion_control`).
     Named(String),
 }
 
 impl Congestion {
-    /// From `auto`, `system` or a name.
+    /// Parses `auto`, `system` or a name.
     pub fn from_setting(text: &str) -> Self {
         match text.trim().to_ascii_lowercase().as_str() {
             "auto" => Self::Auto,
@@ -55,12 +55,13 @@ impl Congestion {
 
 type Find = dyn Fn() -> Result<Place, String> + Send + Sync;
 
-/// Asked again and again where the rendezvous is, until it answers there: rank 0 may not have started yet.
+/// Returns the place of the rendezvous. The transport calls it repeatedly until the rendezvous answers there, because
+/// rank 0 may not have started yet.
 #[derive(Clone)]
 pub struct Finder(Arc<Find>);
 
 impl Finder {
-    /// From a function; its error says what is still missing.
+    /// Wraps a function; its error describes what is still missing.
     pub fn new(find: impl Fn() -> Result<Place, String> + Send + Sync + 'static) -> Self {
         Self(Arc::new(find))
     }
@@ -76,17 +77,17 @@ impl fmt::Debug for Finder {
     }
 }
 
-/// Asked several times a second whether to give up.
+/// Polled several times a second: whether the caller wants to abort.
 #[derive(Clone)]
 pub struct Interrupt(Arc<dyn Fn() -> bool + Send + Sync>);
 
 impl Interrupt {
-    /// From a function that says whether the caller wants to leave.
+    /// Wraps a function that returns whether the caller wants to abort.
     pub fn new(wants_to_leave: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(wants_to_leave))
     }
 
-    /// Whether the caller wants to leave.
+    /// Returns whether the caller wants to abort.
     pub fn wants_to_leave(&self) -> bool {
         (self.0)()
     }
@@ -98,7 +99,7 @@ impl fmt::Debug for Interrupt {
     }
 }
 
-/// How one rank joins a job.
+/// Configuration of one rank that joins a job.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct MeshConfig {
@@ -108,49 +109,49 @@ pub struct MeshConfig {
     pub size: u32,
     /// The job's key.
     pub key: JobKey,
-    /// Where the rendezvous may be reached; all are tried.
+    /// Addresses of the rendezvous; all are tried.
     pub rendezvous: Vec<SocketAddr>,
-    /// Instead of `rendezvous` and `key`, when these are not known from the start.
+    /// Replaces `rendezvous` and `key` when these are not known from the start.
     pub finder: Option<Finder>,
-    /// Where to tell the agent of this host that the launcher cannot be reached ([`crate::unreached::post`]).
+    /// Where to report to this host's agent that the launcher cannot be reached ([`crate::unreached::post`]).
     pub post: Option<String>,
-    /// How the caller breaks off; `None`: not before `timeout`.
+    /// How the caller aborts; `None`: only `timeout` ends the attempt.
     pub interrupt: Option<Interrupt>,
-    /// This host's name, for people and as part of its identity; empty: ask the system.
+    /// This host's name, for messages and as part of its identity; empty: ask the system.
     pub hostname: String,
     /// Network interfaces (names or addresses) for links between hosts; empty: all.
     pub interfaces: Vec<String>,
-    /// The ports on which it listens for other ranks.
+    /// The ports on which this rank listens for other ranks.
     pub ports: Ports,
-    /// Limit for everything together.
+    /// Time limit of the whole attempt.
     pub timeout: Duration,
-    /// Whether ranks of one host share memory; off: TCP between all. A host's ranks share memory
-    /// only if all of them have this on.
+    /// Whether ranks of one host share memory; off: TCP between all. A host's ranks share memory only if all of them
+    /// have this on.
     pub shm: bool,
     /// Bytes of each rank's staging area in shared memory (the first rank of a host decides).
     pub staging: usize,
     /// TCP connections between two ranks for data, 1 to [`CONNECTIONS_MAX`] (rank 0 decides).
     pub connections: u8,
-    /// How TCP sends this rank's data.
+    /// Congestion control for this rank's data over TCP.
     pub congestion: Congestion,
-    /// Ranks that one of them listens to for control, see [`Tree::new`] (rank 0 decides).
+    /// Maximum number of ranks that send control messages to one rank, see [`Tree::new`] (rank 0 decides).
     pub fan_out: u32,
-    /// How long a rank may say nothing before its neighbours give it up, and a connection may stand still before
-    /// the system does; `None`: for ever, and as the system is set up (rank 0 decides).
+    /// How long a rank may be silent before its neighbours report it as lost, and how long a TCP connection may stall
+    /// before the system ends it. `None`: no limit for ranks, the system's limits for connections (rank 0 decides).
     pub heartbeat: Option<Duration>,
-    /// Anything, up to 4 KiB, that the layers above want to be equal everywhere: all ranks get what
-    /// rank 0 has here, as [`crate::Mesh::settings`].
+    /// Arbitrary bytes, up to 4 KiB, that must be equal on all ranks for the layers above. All ranks receive rank 0's
+    /// bytes as [`crate::Mesh::settings`].
     pub settings: Vec<u8>,
-    /// Whether what travels between hosts in clear has checksums (rank 0 decides).
+    /// Whether unencrypted data between hosts has checksums (rank 0 decides).
     pub checksums: bool,
-    /// Whether TCP data links are encrypted (the connecting side, the higher rank, decides).
-    /// Registration always is.
+    /// Whether TCP data links are encrypted (the connecting side, the higher rank, decides). The registration is always
+    /// encrypted.
     pub encrypt: bool,
-    /// In an elastic job: who this process is. Rank and size come from the round then.
+    /// Identity of this process in an elastic job, where rank and size follow from the round.
     pub elastic: Option<Membership>,
 }
 
-/// A process of an elastic job, whose launcher gives it a place in each round.
+/// Identity of a process of an elastic job. The launcher assigns it a place in each round.
 #[derive(Clone, Copy, Debug)]
 pub struct Membership {
     /// The number that the launcher gave this process.
@@ -163,8 +164,8 @@ pub struct Membership {
 }
 
 impl MeshConfig {
-    /// The defaults: shared memory with 8 MiB of staging per rank, all interfaces, no encryption
-    /// but checksums after the handshake, 30 s for everything, [`HEARTBEAT`].
+    /// Returns the defaults: shared memory with 8 MiB of staging per rank, all interfaces, no encryption but checksums
+    /// after the handshake, 30 s for the whole attempt, [`HEARTBEAT`].
     pub fn new(rank: Rank, size: u32, key: JobKey, rendezvous: Vec<SocketAddr>) -> Self {
         Self {
             rank,
@@ -192,7 +193,7 @@ impl MeshConfig {
     }
 }
 
-/// Why a rank could not join.
+/// Reason why a rank could not join.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
@@ -201,23 +202,23 @@ pub enum ConnectError {
     Rendezvous {
         /// This rank.
         rank: Rank,
-        /// How long it tried.
+        /// Time that the rank spent on the attempt.
         waited: Duration,
-        /// Each address and what happened there.
+        /// Each address with its error.
         tried: Vec<String>,
     },
-    /// The caller wanted to leave.
+    /// The caller aborted.
     #[error("{rank} was interrupted while it joined the job")]
     Interrupted {
         /// This rank.
         rank: Rank,
     },
-    /// The rendezvous does not want this rank.
+    /// The rendezvous refuses this rank.
     #[error("the rendezvous refuses {rank}: {reason}")]
     Refused {
         /// This rank.
         rank: Rank,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// Other ranks never registered.
@@ -227,14 +228,14 @@ pub enum ConnectError {
         missing.len(), secs(*.waited), list(missing)
     )]
     Missing {
-        /// Those ranks.
+        /// The missing ranks.
         missing: Vec<Rank>,
         /// Number of ranks of the job.
         size: u32,
-        /// How long this rank waited.
+        /// Time that this rank waited.
         waited: Duration,
     },
-    /// This process is not wanted in its elastic job any more.
+    /// The launcher has removed this process from its elastic job.
     #[error("this process is no longer part of the job: {0}")]
     Removed(String),
     /// Another rank could not join, or died meanwhile.
@@ -245,22 +246,22 @@ pub enum ConnectError {
     RendezvousLost {
         /// This rank.
         rank: Rank,
-        /// Why.
+        /// The cause.
         cause: String,
     },
-    /// Some links could not be made in time.
+    /// Some links could not be established in time.
     #[error("{rank} on {host} could not connect within {}: {}", secs(*.waited), links.join("; "))]
     Links {
         /// This rank.
         rank: Rank,
         /// Its host.
         host: String,
-        /// How long it tried.
+        /// Time that the rank spent on the attempt.
         waited: Duration,
-        /// Each missing link: which, from where to where, and why not.
+        /// Each missing link: its purpose, both ends and the errors.
         links: Vec<String>,
     },
-    /// The memory for the ranks of this host.
+    /// The shared memory for the ranks of this host failed.
     #[error("{rank} on {host} cannot share memory (switch it off to use TCP instead): {source}")]
     SharedMemory {
         /// This rank.
@@ -270,7 +271,7 @@ pub enum ConnectError {
         /// The operating system's error.
         source: io::Error,
     },
-    /// Something else that the operating system refused.
+    /// Another error of the operating system.
     #[error("{rank}: {what}: {source}{}", remedy(source))]
     System {
         /// This rank.
@@ -286,7 +287,7 @@ fn secs(time: Duration) -> String {
     format!("{:.0} s", time.as_secs_f64().ceil())
 }
 
-/// Advice to the user, for errors with one usual cause.
+/// Returns advice to the user, for errors with one usual cause.
 fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::MFILE) => {
@@ -297,7 +298,7 @@ fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
-/// `ranks 1, 3`.
+/// Returns a list of ranks as text: `ranks 1, 3`.
 pub(crate) fn list(ranks: &[Rank]) -> String {
     const SHOWN: usize = 16;
     let names: Vec<String> = ranks.iter().take(SHOWN).map(|r| r.0.to_string()).collect();

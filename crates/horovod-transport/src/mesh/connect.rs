@@ -1,9 +1,9 @@
-//! Joining a job: register, learn of the others, make all links at the same time.
+//! Joining a job: register, receive the list of members, establish all links at the same time.
 //!
-//! The higher rank of a pair connects to the lower one. Between ranks that share memory there is no
-//! connection of their own: each connects to the first rank of its host, gets the arena from it, and
-//! keeps the local socket to notice its death. With the arena come sockets between those whose
-//! control links are in it, for the same purpose.
+//! The higher rank of a pair connects to the lower one. Ranks that share memory do not connect to each other: each
+//! connects to the first rank of its host and receives the arena from it. Each keeps this local socket to detect the
+//! first rank's death. Together with the arena, ranks whose control links are in it receive sockets between them, for
+//! the same purpose.
 
 use std::{
     net::{Ipv4Addr, Ipv6Addr},
@@ -33,21 +33,21 @@ use crate::{
     unreached::{Goal, Unreached},
 };
 
-/// How often a process of an elastic job comes again after connections failed that nobody's death explains: a link may
-/// be cut for a while, but not every end of a cut link can be the one that stays.
+/// How often a process of an elastic job retries after failed connections that no death explains. A link may be cut
+/// temporarily, but not every end of a cut link can stay in the job.
 const FAILED_MAX: u32 = 3;
 
 /// Joins the job: registers with the rendezvous, waits for all ranks and connects to them.
 ///
-/// Blocks for at most `config.timeout`. All ranks must call it; calling it again after a generation
-/// has ended joins the next one. In an elastic job it waits for the launcher to form the next round instead. It comes
-/// again when another rank dies while their round is set up, or cannot be reached. Errors say who is missing or which
-/// connection failed, from where to where, and why.
+/// Blocks for at most `config.timeout`. All ranks must call it; another call after the end of a generation joins the
+/// next one. In an elastic job it waits for the launcher to form the next round instead. It then retries if another
+/// rank dies during the setup of their round, or cannot be reached. Errors name the missing ranks, or the failed
+/// connections with both ends and the cause.
 pub fn connect(config: &MeshConfig) -> Result<Mesh, ConnectError> {
     let mut failed = 0;
     loop {
         match connect_once(config) {
-            // The others of an elastic job come to another round, with this process.
+            // The other members of an elastic job join another round together with this process.
             Err(ConnectError::Aborted(why)) if config.elastic.is_some() => {
                 tracing::debug!("the round was given up: {why}");
             }
@@ -67,7 +67,7 @@ fn connect_once(config: &MeshConfig) -> Result<Mesh, ConnectError> {
     let deadline = started + config.timeout;
     let mut config = config.clone();
     if let Some(elastic) = config.elastic {
-        // Until the launcher gives it a rank, a process is known by this number.
+        // Until the launcher assigns a rank, messages show this number instead.
         config.rank = Rank(elastic.worker);
     }
     if config.hostname.is_empty() {
@@ -98,7 +98,7 @@ fn connect_once(config: &MeshConfig) -> Result<Mesh, ConnectError> {
             })
         }
         Err(e) => {
-            // Then the others need not wait for their timeouts.
+            // With this report the other ranks need not wait for their timeouts.
             let _ = joining.client.send(&ToServer::Failed {
                 text: e.to_string(),
             });
@@ -107,14 +107,14 @@ fn connect_once(config: &MeshConfig) -> Result<Mesh, ConnectError> {
     }
 }
 
-/// The first rank's share of the work for its host.
+/// The arena that the first rank of a host distributes, and its progress.
 struct Giving {
     segment: ShmSegment,
-    /// Local rank, connection, descriptors sent.
+    /// Local rank, connection, number of descriptors sent.
     open: Vec<(usize, Stream, usize)>,
 }
 
-/// A rank on its way into a generation.
+/// A rank that is joining a generation.
 pub(super) struct Joining {
     pub(super) config: MeshConfig,
     pub(super) started: Instant,
@@ -156,7 +156,7 @@ impl Joining {
         links.run()
     }
 
-    /// Opens what others will connect to: nothing more than needed.
+    /// Opens the listeners that other ranks need, and the arena if this is the first rank of its host.
     fn open(
         &self,
         topology: &Topology,
@@ -213,7 +213,7 @@ impl Joining {
             .map_err(system("cannot wait for other ranks"))?;
         let mut found =
             reachable(&bound, false).map_err(system("cannot list network interfaces"))?;
-        // The way to the rendezvous is the likeliest to lead to other hosts, too.
+        // The interface of the connection to the rendezvous most likely leads to other hosts, too.
         let known_good = net::local_ip(self.client.fd());
         found.sort_by_key(|at| (Some(at.ip()) != known_good, at.is_ipv6()));
         for (fd, _) in bound {
@@ -223,7 +223,7 @@ impl Joining {
     }
 }
 
-/// The ranks that share memory with this one, itself included; alone if none do.
+/// Returns the ranks that share memory with this one, including itself.
 fn mates(topology: &Topology) -> Arc<[Rank]> {
     if topology.peer(topology.rank).shares_memory {
         topology.ranks_on(topology.host()).into()
@@ -232,7 +232,7 @@ fn mates(topology: &Topology) -> Arc<[Rank]> {
     }
 }
 
-/// All connections on their way.
+/// All connections that are being established.
 struct Links<'a> {
     joining: &'a mut Joining,
     mates: Arc<[Rank]>,
@@ -279,7 +279,7 @@ impl<'a> Links<'a> {
         }
     }
 
-    /// Works out which connections there must be, and which of them this rank makes.
+    /// Determines the necessary connections, and which of them this rank dials.
     fn plan(&mut self, places: &[Where], connections: u8) {
         let (topology, tree) = (&self.parts.topology, &self.parts.tree);
         let (me, first, now) = (topology.rank, self.mates[0], Instant::now());
@@ -343,7 +343,7 @@ impl<'a> Links<'a> {
         }
     }
 
-    /// Without descriptors there is nothing to wait for, and others wait for this rank.
+    /// Fails if the process has no descriptors left, because other ranks would wait for this one in vain.
     fn check_supplies(&mut self) -> Result<(), ConnectError> {
         let rank = self.parts.topology.rank;
         let error = |what, source| Err(ConnectError::System { rank, what, source });
@@ -405,7 +405,7 @@ impl<'a> Links<'a> {
         let done = self.gate.step(now, &self.joining.config.key, &wanted);
         for (binding, stream) in done {
             let key = (Rank(binding.from), binding.purpose, binding.lane);
-            // Two that shook hands at the same time: the first stays.
+            // Of two connections whose handshakes end at the same time, the first is kept.
             if let Some(i) = self.expected.iter().position(|e| *e == key) {
                 self.expected.swap_remove(i);
                 self.keep(key.0, binding, stream);
@@ -426,12 +426,12 @@ impl<'a> Links<'a> {
                     giving.open.push((local, stream, 0));
                 }
             }
-            // Only servers expect such.
+            // Only servers expect these purposes.
             Purpose::Rendezvous | Purpose::Payload | Purpose::Probe | Purpose::Agent => {}
         }
     }
 
-    /// Gives or takes the arena.
+    /// Sends or receives the arena.
     fn share(&mut self) -> Result<(), ConnectError> {
         let rank = self.parts.topology.rank;
         let host = self.joining.config.hostname.clone();
@@ -491,14 +491,15 @@ impl<'a> Links<'a> {
         Ok(parts)
     }
 
-    /// Whether a connection to this rank stands: then there is a way, and what is missing is late.
+    /// Returns whether a connection to this rank exists. If it does, the rank is reachable and missing connections are
+    /// only late.
     fn is_linked(&self, peer: Rank) -> bool {
         let data = self.parts.data.iter().map(|(rank, ..)| *rank);
         let control = self.parts.control.iter().map(|(rank, _)| *rank);
         data.chain(control).any(|rank| rank == peer)
     }
 
-    /// The ranks of other hosts that there is no way to; `None` if trying on may help.
+    /// Returns the ranks of other hosts that are unreachable, or `None` if further attempts may succeed.
     fn unreached(&self, now: Instant) -> Option<Unreached> {
         let config = &self.joining.config;
         let mut goals: Vec<(Goal, _)> = Vec::new();

@@ -1,4 +1,5 @@
-//! One outgoing connection: candidates in turn, each with a limit, until one stands.
+//! One outgoing connection: tries the candidate addresses in turn, each with a time limit, until a connection is
+//! established.
 
 use std::{
     io,
@@ -15,23 +16,25 @@ use crate::{
     tcp::stream::Stream,
 };
 
-/// Longest time for one candidate (connecting and handshake): a black hole must not eat it all.
+/// Longest time for one candidate (connecting and handshake), so that a silent address does not use up the whole
+/// timeout.
 const ATTEMPT: Duration = Duration::from_secs(3);
-/// Pause before all candidates are tried again: the first, which doubles until the last.
+/// First pause before all candidates are tried again. It doubles up to [`DOUBLINGS`] times.
 const PAUSE: Duration = Duration::from_millis(50);
 const DOUBLINGS: u32 = 3;
-/// When every candidate has failed twice and for so long, of causes that only a person can change, it is abandoned. Two
-/// attempts at one address that answers nothing take as long.
+/// A dial is abandoned after this long, if every candidate has failed twice for causes that only a person can change.
+/// Two attempts at one silent address take this long.
 const FUTILE_AFTER: Duration = ATTEMPT.saturating_mul(2);
 
-/// Longer with every round, and different for everybody: thousands of ranks may wait for the same one.
+/// Returns the pause after so many rounds: it grows with each round and is random, because thousands of ranks may wait
+/// for the same one.
 pub(super) fn pause(rounds: u32, doublings: u32) -> Duration {
     let pause = PAUSE * (1 << rounds.saturating_sub(1).min(doublings));
     let chance = platform::random::<1>().map_or(128, |[byte]| u32::from(byte));
     pause / 2 + pause * chance / 255
 }
 
-/// Where to connect to.
+/// Address of a connection attempt.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
     Tcp(SocketAddr),
@@ -62,11 +65,12 @@ enum State {
     Done,
 }
 
-/// Why one candidate could not be reached.
+/// Reason why one candidate could not be reached.
 #[derive(Clone, Debug)]
 struct Failure {
     why: Obstacle,
-    /// The cause is the network or the program that answers; neither load nor an early start explains it.
+    /// Whether the network or the answering program is the cause. Neither load nor an early start explains such a
+    /// failure.
     is_settled: bool,
 }
 
@@ -84,7 +88,7 @@ impl Failure {
             HandshakeError::Key | HandshakeError::Version { .. } | HandshakeError::Stranger
         );
         let why = match error {
-            // A process that is slow, stopped or about to end does the same as a stranger.
+            // A process that is slow, stopped or about to end causes the same errors as a foreign program.
             HandshakeError::Io(_) | HandshakeError::Closed => Obstacle::Broken(error.to_string()),
             error => error.into(),
         };
@@ -109,7 +113,7 @@ pub(crate) struct Dial {
     /// How often all candidates have failed.
     rounds: u32,
     state: State,
-    /// A cause that trying again cannot change.
+    /// Whether the cause of the failure cannot change by another attempt.
     failed_for_good: bool,
     /// Error of the operating system, if this process has run out of a resource.
     exhausted: Option<io::Error>,
@@ -132,12 +136,12 @@ impl Dial {
         }
     }
 
-    /// Takes the error of a resource that this process has run out of, when that is why it cannot connect.
+    /// Takes the error that reports an exhausted resource of this process, if there is one.
     pub(super) fn take_exhausted(&mut self) -> Option<io::Error> {
         self.exhausted.take()
     }
 
-    /// Socket to wait for, and whether to wait until it is writable.
+    /// Returns the socket to poll, and whether to wait until it is writable.
     pub(crate) fn wait(&self) -> Option<(&Fd, bool)> {
         match &self.state {
             State::Pausing { .. } | State::Done => None,
@@ -146,7 +150,7 @@ impl Dial {
         }
     }
 
-    /// When to call [`Self::step`] at the latest.
+    /// Returns when to call [`Self::step`] at the latest.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match &self.state {
             State::Pausing { until } => (!self.failed_for_good).then_some(*until),
@@ -155,14 +159,14 @@ impl Dial {
         }
     }
 
-    /// Whether every candidate failed for a reason that will not change.
+    /// Returns whether the only candidate failed for a reason that cannot change.
     pub(crate) fn has_failed_for_good(&self) -> bool {
         self.failed_for_good
     }
 
-    /// Whether every candidate has failed so often and for so long that trying on is in vain: one lost packet at the
-    /// good address does not end a job. `timeout` is how long it may take at most. Half of it is long enough in any case,
-    /// so that there is time to tell others.
+    /// Returns whether every candidate has failed so often or for so long that further attempts are futile. One lost
+    /// packet at the right address is not enough. `timeout` is the limit of all attempts. Half of it always suffices,
+    /// so that time remains to inform the other ranks.
     pub(crate) fn is_futile(&self, now: Instant, timeout: Duration) -> bool {
         let is_settled = |failure: &Option<Failure>| failure.as_ref().is_some_and(|f| f.is_settled);
         let is_long = now >= self.since + timeout / 2
@@ -172,7 +176,8 @@ impl Dial {
             && self.failures.iter().all(is_settled)
     }
 
-    /// Whether an attempt failed for a lasting cause other than that nobody listens yet.
+    /// Returns whether an attempt failed for a lasting cause other than a refused connection, which only means that no
+    /// process listens yet.
     pub(super) fn is_obstructed(&self) -> bool {
         let failures = self.failures.iter().flatten();
         failures
@@ -180,7 +185,7 @@ impl Dial {
             .any(|failure| failure.why != Obstacle::Refused)
     }
 
-    /// Each address that was tried, and what came back.
+    /// Returns each TCP address that was tried, and its result.
     pub(crate) fn tried(&self) -> Vec<(SocketAddr, Obstacle)> {
         let tried = self.targets.iter().zip(&self.failures);
         tried
@@ -194,7 +199,7 @@ impl Dial {
             .collect()
     }
 
-    /// The failure at each candidate address.
+    /// Returns each candidate address with its failure, as text.
     pub(crate) fn failures(&self) -> Vec<String> {
         if self.targets.is_empty() {
             return vec!["it has no address".into()];
@@ -208,7 +213,7 @@ impl Dial {
             .collect()
     }
 
-    /// Goes on as far as possible; `Some` when the connection stands.
+    /// Advances the attempt without blocking. Returns the stream once the connection is established.
     pub(crate) fn step(&mut self, now: Instant, key: &JobKey) -> Option<Stream> {
         loop {
             match std::mem::replace(&mut self.state, State::Done) {
@@ -270,7 +275,8 @@ impl Dial {
                         let for_good =
                             matches!(e, HandshakeError::Key | HandshakeError::Version { .. });
                         self.fail(now, Failure::of_handshake(e));
-                        // Only a lone candidate can fail for good: behind another address may be the right one.
+                        // Only a single candidate can fail permanently, because another address may lead to the right
+                        // program.
                         self.failed_for_good = for_good && self.targets.len() == 1;
                     }
                 },
@@ -278,7 +284,7 @@ impl Dial {
         }
     }
 
-    /// Notes a failure and turns to the next candidate, after a pause when all have had their turn.
+    /// Records a failure and selects the next candidate, after a pause if all candidates were tried.
     fn fail(&mut self, now: Instant, failure: Failure) {
         self.failures[self.next] = Some(failure);
         self.next = (self.next + 1) % self.targets.len();

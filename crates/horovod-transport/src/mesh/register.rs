@@ -1,4 +1,4 @@
-//! The first step of joining: a connection to the rendezvous, wherever it turns out to be.
+//! The first step of joining: a connection to the rendezvous at one of its possible addresses.
 
 use std::time::{Duration, Instant};
 
@@ -16,18 +16,18 @@ use crate::{
     wait::poll_until,
 };
 
-/// How often the pause between two questions where the rendezvous is doubles: name servers and shared file systems
-/// must bear all ranks' questions.
+/// How often the pause between two calls of the finder doubles. Name servers and shared file systems must bear the
+/// calls of all ranks.
 const DOUBLINGS: u32 = 5;
-/// How often to ask whether the caller wants to leave.
+/// Interval of the checks whether the caller wants to abort.
 const ASK_EVERY: Duration = Duration::from_millis(100);
-/// Part of the timeout in which rank 0 has to be reached, in percent, where something is in the way: rank 0 gives up
-/// those that it misses later ([`super::talk`]), so that the ranks that know why can say so first. A rank 0 that is late
-/// is waited for to the end.
+/// Percentage of the timeout in which rank 0 must be reached if a lasting failure was seen. Rank 0 gives up missing
+/// ranks later ([`super::talk`]), so the ranks with a known cause can report it first. Without such a failure rank 0
+/// may only be late, and the full timeout applies.
 const REACH_PERCENT: u32 = 85;
 
-/// Connects to whichever candidate address of the rendezvous answers first; `config` says afterwards which key it
-/// has.
+/// Connects to the candidate address of the rendezvous that answers first. Afterwards `config` has the key of this
+/// rendezvous.
 pub(super) fn register(config: &mut MeshConfig, deadline: Instant) -> Result<Client, ConnectError> {
     let mut search = Search::new(config);
     let started = deadline - config.timeout;
@@ -39,7 +39,7 @@ pub(super) fn register(config: &mut MeshConfig, deadline: Instant) -> Result<Cli
                 return Ok(Client::new(stream));
             }
         }
-        // Without descriptors there is nothing to wait for.
+        // Without free descriptors no further attempt can succeed.
         if let Some(source) = search.dials.iter_mut().find_map(Dial::take_exhausted) {
             return Err(ConnectError::System {
                 rank: config.rank,
@@ -65,11 +65,11 @@ pub(super) fn register(config: &mut MeshConfig, deadline: Instant) -> Result<Cli
     }
 }
 
-/// Where to look, and what happened there.
+/// The addresses to try, and the results so far.
 struct Search {
     binding: Binding,
     dials: Vec<Dial>,
-    /// When to ask the finder again.
+    /// When to call the finder next.
     poll_at: Option<Instant>,
     polls: u32,
     not_found: Option<String>,
@@ -107,7 +107,7 @@ impl Search {
         self.dials = config.rendezvous.iter().map(dial).collect();
     }
 
-    /// Asks the finder when it is time; what it says may change until somebody answers.
+    /// Calls the finder when it is due. Its result may change until the rendezvous answers.
     fn poll(&mut self, config: &mut MeshConfig, now: Instant) {
         let Some(finder) = config
             .finder
@@ -134,12 +134,12 @@ impl Search {
         self.poll_at = Some(Instant::now() + pause(self.polls, DOUBLINGS));
     }
 
-    /// Whether trying again cannot help.
+    /// Returns whether further attempts cannot help.
     fn has_failed_for_good(&self, config: &MeshConfig) -> bool {
         config.finder.is_none() && self.dials.iter().all(Dial::has_failed_for_good)
     }
 
-    /// Until when to try.
+    /// Returns when the attempts end.
     fn deadline(&self, config: &MeshConfig, latest: Instant) -> Instant {
         match config.finder.is_some() && self.dials.iter().any(Dial::is_obstructed) {
             true => latest - config.timeout * (100 - REACH_PERCENT) / 100,
@@ -147,8 +147,9 @@ impl Search {
         }
     }
 
-    /// Whether to give up the launcher, which listened before this process began. Rank 0 may begin later, so it is waited
-    /// for. A worker of an elastic job tries on, as it may hold the training state.
+    /// Returns whether to give up. The launcher listened before this process began, so its silence is a failure. Rank 0
+    /// may begin later, so attempts continue. A worker of an elastic job also continues, because it may have the
+    /// training state.
     fn is_futile(&self, config: &MeshConfig, now: Instant) -> bool {
         config.finder.is_none()
             && config.elastic.is_none()
@@ -158,7 +159,7 @@ impl Search {
                 .all(|dial| dial.is_futile(now, config.timeout))
     }
 
-    /// Why nothing answered: the same text on all ranks where they have a launcher.
+    /// Returns the error of an attempt without an answer. It has the same text on all ranks that have a launcher.
     fn error(&self, config: &MeshConfig, waited: Duration) -> ConnectError {
         let report = match (self.report(config), &config.elastic) {
             (Some(report), None) => return ConnectError::Aborted(common_cause(config, &report)),
@@ -171,7 +172,7 @@ impl Search {
         }
     }
 
-    /// The report of this rank; none if it had no address to try.
+    /// Returns the report of this rank, or `None` if it had no address to try.
     fn report(&self, config: &MeshConfig) -> Option<Unreached> {
         let tried: Vec<_> = self.dials.iter().flat_map(Dial::tried).collect();
         let goal = match config.finder {
@@ -183,7 +184,8 @@ impl Search {
         (!self.dials.is_empty()).then(report)
     }
 
-    /// Says once what was tried so far, where another process may end this one before it gives up.
+    /// Logs once the attempts so far, because another process may end this one before it gives up. Only for jobs with a
+    /// finder.
     fn warn(&mut self, config: &MeshConfig, left: Duration) {
         if self.has_warned || config.finder.is_none() {
             return;
@@ -213,20 +215,20 @@ impl Search {
     }
 }
 
-/// The cause that the launcher makes of the reports of all ranks. Without a launcher, the cause follows from the report
-/// of this rank alone.
+/// Returns the cause that the launcher determines from the reports of all ranks. Without a launcher, the cause follows
+/// from the report of this rank alone.
 fn common_cause(config: &MeshConfig, report: &Unreached) -> String {
     let wants_to_leave = || {
         let interrupt = config.interrupt.as_ref();
         interrupt.is_some_and(|interrupt| interrupt.wants_to_leave())
     };
-    // With a finder this job has no launcher: the post is that of a job around it.
+    // With a finder this job has no launcher of its own: the post then belongs to an enclosing job.
     let post = config.post.as_ref().filter(|_| config.finder.is_none());
     post.and_then(|name| post::send_report(name, report, ANSWER_WITHIN, &wants_to_leave))
         .unwrap_or_else(|| cause(std::slice::from_ref(report), ""))
 }
 
-/// Waits until something can go on; an error if the caller wants to leave.
+/// Waits until an attempt can continue. Returns an error if the caller wants to abort.
 pub(super) fn wait_for<'a>(
     config: &MeshConfig,
     waits: impl Iterator<Item = (&'a Fd, bool)>,

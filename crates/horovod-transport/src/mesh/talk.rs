@@ -11,8 +11,8 @@ use crate::{
     unreached::{ANSWER_WITHIN, Unreached, cause},
 };
 
-/// Part of the timeout after which the rendezvous says who is missing, in percent: before this
-/// rank gives up by itself.
+/// Percentage of the timeout after which the rendezvous reports the missing ranks, so that the report arrives before
+/// this rank gives up.
 const ANSWER_AFTER_PERCENT: u32 = 90;
 
 /// Members of a generation and their common settings.
@@ -75,7 +75,7 @@ impl Joining {
         }
     }
 
-    /// The next message of the rendezvous; those that end the attempt become errors.
+    /// Returns the next message of the rendezvous. Messages that end the attempt become errors.
     pub(super) fn message(&mut self) -> Result<Option<ToClient>, ConnectError> {
         self.client.flush().map_err(|cause| self.lost(cause))?;
         let rank = self.config.rank;
@@ -96,7 +96,8 @@ impl Joining {
         }
     }
 
-    /// Tells the rendezvous whom this rank cannot reach; the cause that it makes of what all tell.
+    /// Reports the ranks that this rank cannot reach. Returns the cause that the rendezvous determines from all
+    /// reports, or else this rank's own.
     pub(super) fn report_unreached(&mut self, report: Unreached) -> ConnectError {
         let own = cause(std::slice::from_ref(&report), "");
         self.deadline = self.deadline.min(Instant::now() + ANSWER_WITHIN);

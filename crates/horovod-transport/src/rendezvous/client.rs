@@ -5,10 +5,10 @@ use horovod_protocol::{LossCause, PeerLost, Rank};
 use super::messages::{TO_CLIENT_MAX, ToClient, ToServer};
 use crate::{frame_stream::FrameStream, platform::fd::Fd, tcp::stream::Stream};
 
-/// The connection, and what is under way on it.
+/// The connection, and its pending announcements.
 pub(crate) struct Client {
     wire: FrameStream,
-    /// Newest version and all kinds of changes that were announced and not asked for yet.
+    /// The newest version, and all kinds of changes that were announced and not fetched yet.
     updates: Option<(u64, u8)>,
 }
 
@@ -37,7 +37,7 @@ impl Client {
         self.wire.unsent() > 0
     }
 
-    /// Queues a message and sends what goes at once.
+    /// Queues a message and sends as much as the socket accepts.
     pub(crate) fn send(&mut self, message: &ToServer) -> Result<(), String> {
         self.wire.push(&message.encode());
         self.flush()
@@ -47,8 +47,8 @@ impl Client {
         self.wire.flush().map(|_| ())
     }
 
-    /// The next message that is there. Announcements of changes are kept for [`Self::next_notice`]: they may
-    /// come while the links are still being made.
+    /// Returns the next message that has arrived. Announcements of changes are kept for [`Self::next_notice`], because
+    /// they may arrive while the links are still being established.
     pub(crate) fn next(&mut self) -> Result<Option<ToClient>, String> {
         loop {
             let Some(frame) = self.wire.next()? else {
@@ -64,7 +64,7 @@ impl Client {
         }
     }
 
-    /// The next thing told, once the mesh stands.
+    /// Returns the next notice for an established mesh.
     pub(crate) fn next_notice(&mut self) -> Result<Option<Notice>, String> {
         while let Some(message) = self.next()? {
             if let ToClient::PeerDied { rank, host, cause } = message {

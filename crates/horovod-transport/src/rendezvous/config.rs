@@ -14,20 +14,20 @@ use crate::ports::Ports;
 pub struct ServerConfig {
     /// Addresses to listen on. `0.0.0.0` and `::` mean all; a job on one host needs only loopback.
     pub bind: Vec<IpAddr>,
-    /// The port on each of them.
+    /// The port on each address.
     pub ports: Ports,
     /// The job's key.
     pub key: JobKey,
-    /// The number of ranks; of an elastic job the largest that is possible.
+    /// Number of ranks; for an elastic job the largest possible number.
     pub size: u32,
-    /// Whether the members change from round to round, and the launcher says who they are.
+    /// Whether the members change from round to round and are chosen by the launcher.
     pub elastic: bool,
-    /// The command that checks the network between the hosts of this job; empty: it is made of the hosts' names.
+    /// The command that checks the network between the hosts of this job; if empty, it is built from the host names.
     pub check: String,
 }
 
 impl ServerConfig {
-    /// A server for `size` ranks on these addresses, on a port of the system's choice.
+    /// Returns the configuration for `size` ranks on these addresses, with a port that the system chooses.
     pub fn new(bind: Vec<IpAddr>, key: JobKey, size: u32) -> Self {
         Self {
             bind,
@@ -39,7 +39,7 @@ impl ServerConfig {
         }
     }
 
-    /// A server for an elastic job.
+    /// Returns the configuration for an elastic job.
     pub fn elastic(bind: Vec<IpAddr>, key: JobKey) -> Self {
         Self {
             elastic: true,
@@ -58,45 +58,45 @@ pub enum ServerEvent {
         rank: Rank,
         /// Its host.
         hostname: String,
-        /// Its process.
+        /// Its process number.
         pid: u32,
     },
-    /// All ranks have met.
+    /// A round is established: all its ranks have registered, and the table of their addresses was sent.
     Up(Generation),
-    /// A round failed; the ranks know.
+    /// A round could not be established; its ranks were informed of this cause.
     Failed(String),
     /// A registered rank closed its connection.
     Left(Rank),
     /// The processes of these ranks have exited with code 0 while other ranks waited for them at the rendezvous. The
-    /// ranks that waited got an error.
+    /// waiting ranks received an error.
     Absent(Vec<Rank>),
-    /// Ranks cannot connect to the rendezvous or to each other: what all ranks fail with.
+    /// Ranks cannot connect to the rendezvous or to each other. All ranks fail with this text.
     Unreachable(String),
-    /// A worker of an elastic job waits for the next round; what it holds of the training state.
+    /// A worker of an elastic job waits for the next round.
     Joined {
         /// The worker.
         worker: u32,
-        /// 0 nothing, 1 that of its last commit, 2 the same as all others of its round.
+        /// Its training state: 0 for none, 1 for its last commit, 2 for the same state as all others of its round.
         training_state: u8,
-        /// Its process, as it calls itself.
+        /// Its own process number.
         pid: u32,
-        /// How long it allows others to be silent.
+        /// How long it allows its peers to be silent.
         heartbeat: Option<Duration>,
     },
-    /// A worker of an elastic job does not wait any more.
+    /// A worker of an elastic job has left the waiting set.
     Away {
         /// The worker.
         worker: u32,
     },
-    /// The training state that a worker of an elastic job has changed.
+    /// The training state of a worker of an elastic job has changed.
     StateChanged {
         /// The worker.
         worker: u32,
-        /// As in `Joined`.
+        /// Its training state, as in [`ServerEvent::Joined`].
         training_state: u8,
     },
-    /// A rank gives another up for its silence: its process or its host stands still, or they cannot reach each
-    /// other. Both are ranks, and in an elastic job workers.
+    /// A rank reports another as silent. The silent process or its host has stopped, or the two cannot reach each
+    /// other. Both are ranks; in an elastic job they are workers.
     Silent {
         /// The silent rank.
         who: u32,

@@ -1,5 +1,5 @@
-//! The state of an elastic job's rendezvous, without any I/O: the waiting set, the round being set up, the
-//! round that stands. The launcher decides who forms a round; this carries it out.
+//! The state of an elastic job's rendezvous, without I/O: the waiting set, the round being set up, the established
+//! round. The launcher decides which workers form a round; this module carries it out.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::unreached::cause;
 
-/// A worker that wants to be part of the next round.
+/// A worker that waits for the next round.
 struct Waiting {
     client: ClientId,
     member: MemberEntry,
@@ -21,7 +21,7 @@ struct Waiting {
     timeout: Duration,
 }
 
-/// Told who takes part; they say where they listen.
+/// A round that is being set up: its workers have the roster and are sending their addresses.
 struct Building {
     generation: u64,
     workers: Vec<(u32, Waiting)>,
@@ -29,27 +29,27 @@ struct Building {
     ready_by: Instant,
 }
 
-/// A worker of the round that stands, with its connection of when it came.
+/// A worker of the established round, with the connection over which it joined.
 struct Standing {
     worker: u32,
     client: ClientId,
     hostname: String,
 }
 
-/// The rounds of one job, one after the other.
+/// The successive rounds of one job.
 #[derive(Default)]
 pub(crate) struct Rounds {
     waiting_set: BTreeMap<u32, Waiting>,
     building: Option<Building>,
-    /// Workers of the last round that came to stand, in the order of their ranks.
+    /// Workers of the last established round, in the order of their ranks.
     standing: Vec<Standing>,
     generations: u64,
     version: u64,
 }
 
 impl Rounds {
-    /// A worker says something over a connection, over which it may have registered already. An error says why the
-    /// connection is to be closed.
+    /// Handles a message of a worker. `registered` records whether the worker has registered over this connection. An
+    /// error is the reason to close the connection.
     pub(crate) fn handle(
         &mut self,
         client: ClientId,
@@ -89,7 +89,7 @@ impl Rounds {
             ToServer::Silent { rank } => self.silent(client, rank),
             ToServer::Ready(place) => self.ready(client, place),
             ToServer::Failed { text } => self.failed(client, &text),
-            // Those of an elastic job come again instead.
+            // Workers of an elastic job join again instead of failing with one common cause.
             ToServer::Unreached(report) => self.failed(client, &cause(&[report], "")),
             ToServer::Hello { .. } => {
                 let text = "this job is elastic, but HOROVOD_ELASTIC is not set in this process";
@@ -99,7 +99,7 @@ impl Rounds {
         })
     }
 
-    /// A worker joins the waiting set.
+    /// Adds a worker to the waiting set.
     pub(crate) fn join(
         &mut self,
         client: ClientId,
@@ -124,8 +124,8 @@ impl Rounds {
         todo
     }
 
-    /// The launcher's decision: these workers with these places, in the order of their ranks. If one of them is no
-    /// longer in the waiting set, the round is not formed; the others join again.
+    /// Carries out the launcher's decision: these workers form the next round with these places, in the order of their
+    /// ranks. If one of them has left the waiting set, the round is not formed, and the others join again.
     pub(crate) fn form(&mut self, assignments: &[(u32, RankAssignment)], now: Instant) -> Vec<Do> {
         let mut todo = self.abort(None, "the launcher forms another round");
         let mut workers = Vec::new();
@@ -201,7 +201,7 @@ impl Rounds {
         todo
     }
 
-    /// A connection ended, or its worker says that it failed.
+    /// Handles the end of a connection, or a worker's report that it failed.
     pub(crate) fn gone(&mut self, client: ClientId, why: &str) -> Vec<Do> {
         let left = self
             .waiting_set
@@ -224,7 +224,7 @@ impl Rounds {
         todo
     }
 
-    /// A worker's process ended: those who are together with it learn of it.
+    /// Handles the end of a worker's process: the other members of its round are informed.
     pub(crate) fn died(&mut self, worker: u32, host: &str, cause: &str) -> Vec<Do> {
         self.waiting_set.remove(&worker);
         let mut todo = Vec::new();
@@ -237,7 +237,8 @@ impl Rounds {
         todo
     }
 
-    /// A worker says that it could not join. Of a round that stands it has told nobody yet, and others may wait for it.
+    /// Handles a worker's report that it could not join. If its round is already established, the other members may
+    /// wait for this worker, so its loss is sent to them.
     pub(crate) fn failed(&mut self, client: ClientId, why: &str) -> Vec<Do> {
         let mut todo = self.gone(client, why);
         if let Some(rank) = self.standing.iter().position(|s| s.client == client) {
@@ -260,7 +261,7 @@ impl Rounds {
             .collect()
     }
 
-    /// A member of the standing round gives another up.
+    /// Handles a report that another member of the established round is silent.
     fn silent(&self, client: ClientId, rank: u32) -> Vec<Do> {
         let mut members = self.standing.iter();
         let by = members.find(|s| s.client == client).map(|s| s.worker);
@@ -275,7 +276,7 @@ impl Rounds {
         }
     }
 
-    /// Tells all who are in a round that the members of the job change.
+    /// Informs all workers that are in a round that the members of the job change.
     pub(crate) fn announce(&mut self, kind: u8) -> Vec<Do> {
         self.version += 1;
         let message = ToClient::HostsUpdated {
@@ -301,7 +302,7 @@ impl Rounds {
             .collect()
     }
 
-    /// When to call [`Self::timeout`] at the latest.
+    /// Returns when to call [`Self::timeout`] at the latest.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.building.as_ref().map(|b| b.ready_by)
     }
@@ -327,7 +328,8 @@ impl Rounds {
             .is_some_and(|b| b.workers.iter().any(which))
     }
 
-    /// Ends the setting up of a round, if one is under way: all but the culprit return to the waiting set.
+    /// Aborts the round that is being set up, if there is one. All its workers except the culprit are sent back to join
+    /// again.
     fn abort(&mut self, culprit: Option<u32>, why: &str) -> Vec<Do> {
         let Some(building) = self.building.take() else {
             return Vec::new();

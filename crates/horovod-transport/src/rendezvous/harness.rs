@@ -1,4 +1,4 @@
-//! The rendezvous of an elastic job without sockets, for simulation; and with any bytes, for fuzzing.
+//! The rendezvous of an elastic job without sockets, for simulation, and with arbitrary bytes, for fuzzing.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,47 +15,47 @@ use super::{
 /// Action of the rendezvous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// Sends a message; closes the connection after it if it is the last.
+    /// Send a message; if it is the last, close the connection afterwards.
     Send {
         /// The connection.
         client: u64,
         /// The message.
         bytes: Vec<u8>,
-        /// Whether nothing follows.
+        /// Whether no message follows.
         is_last: bool,
     },
-    /// Closes a connection.
+    /// Close a connection.
     Close(u64),
-    /// Reports to the launcher.
+    /// Report an event to the launcher.
     Report(ServerEvent),
 }
 
 /// Message from a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkerMessage {
-    /// It wants to be part of the next round.
+    /// The worker requests a place in the next round.
     Join {
         /// Its number.
         worker: u32,
-        /// Training state that it has.
+        /// Its training state.
         training_state: u8,
-        /// How long all members may take to be ready.
+        /// How long the members may take to be ready.
         timeout_ms: u64,
         /// Its host.
         host: String,
-        /// Ranks that one listens to.
+        /// Maximum number of ranks that send control messages to one rank.
         fan_out: u32,
     },
-    /// It can be reached.
+    /// The worker can be reached.
     Ready,
-    /// It could not take part.
+    /// The worker could not take part.
     Failed,
     /// The worker's training state has changed.
     StateChanged(u8),
 }
 
 impl WorkerMessage {
-    /// The message.
+    /// Returns the encoded message.
     pub fn encode(&self) -> Vec<u8> {
         match self.clone() {
             Self::Join {
@@ -98,38 +98,38 @@ impl WorkerMessage {
 /// Message to a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerMessage {
-    /// It is part of a round.
+    /// The worker is part of a round.
     Roster {
         /// The round's number.
         generation: u64,
         /// Workers in the order of ranks, with their hosts.
         members: Vec<(u32, String)>,
-        /// Ranks that one listens to, of rank 0.
+        /// The `fan_out` of rank 0.
         fan_out: u32,
-        /// Its own place.
+        /// The worker's own place.
         assignment: Option<RankAssignment>,
     },
-    /// All of this many members can be reached.
+    /// All members can be reached; their number.
     Table(usize),
     /// A member died.
     PeerDied(u32),
     /// The members of the job change.
     HostsUpdated {
-        /// Grows with every change.
+        /// Version of the change; grows with every change.
         version: u64,
         /// 1 removed, 2 added, 3 both.
         kind: u8,
     },
-    /// The round did not come to be: it may come again.
+    /// The round could not be set up; the worker may join again.
     Aborted,
-    /// It is not part of the job any more.
+    /// The worker was removed from the job.
     Removed,
-    /// It did something wrong.
+    /// The rendezvous refuses the worker, or members are missing.
     Refused,
 }
 
 impl ServerMessage {
-    /// The meaning of a message.
+    /// Returns the decoded message, or `None` if it is invalid.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         Some(match ToClient::decode(bytes).ok()? {
             ToClient::Roster {
@@ -153,7 +153,7 @@ impl ServerMessage {
     }
 }
 
-/// The rendezvous of an elastic job; time is told as what has passed since its start.
+/// The rendezvous of an elastic job. Times count from its start.
 pub struct SimulatedRendezvous {
     rounds: Rounds,
     start: Instant,
@@ -172,12 +172,12 @@ impl Default for SimulatedRendezvous {
 }
 
 impl SimulatedRendezvous {
-    /// A worker has connected.
+    /// Adds the connection of a worker.
     pub fn connected(&mut self, client: u64, worker: u32) {
         self.clients.insert(client, (worker, false));
     }
 
-    /// A message arrived over a connection.
+    /// Handles a message that arrived over a connection.
     pub fn handle(&mut self, client: u64, bytes: &[u8]) -> Vec<Done> {
         let Some((worker, registered)) = self.clients.get_mut(&client) else {
             return Vec::new();
@@ -197,7 +197,7 @@ impl SimulatedRendezvous {
         }
     }
 
-    /// A connection has ended.
+    /// Handles the end of a connection.
     pub fn gone(&mut self, client: u64, why: &str) -> Vec<Done> {
         if self.clients.remove(&client).is_none() {
             return Vec::new();
@@ -206,43 +206,43 @@ impl SimulatedRendezvous {
         self.carry_out(todo)
     }
 
-    /// The launcher's decision.
+    /// Carries out the launcher's decision to form a round.
     pub fn form(&mut self, assignments: &[(u32, RankAssignment)], now: Duration) -> Vec<Done> {
         let todo = self.rounds.form(assignments, self.start + now);
         self.carry_out(todo)
     }
 
-    /// The launcher announces a change.
+    /// Announces a change of the members.
     pub fn announce(&mut self, kind: u8) -> Vec<Done> {
         let todo = self.rounds.announce(kind);
         self.carry_out(todo)
     }
 
-    /// The launcher sends a worker away.
+    /// Dismisses a worker.
     pub fn dismiss(&mut self, worker: u32, why: &str) -> Vec<Done> {
         let todo = self.rounds.dismiss(worker, why);
         self.carry_out(todo)
     }
 
-    /// The launcher knows that a worker died.
+    /// Reports to the rendezvous that a worker died.
     pub fn died(&mut self, worker: u32, host: &str, cause: &str) -> Vec<Done> {
         let todo = self.rounds.died(worker, host, cause);
         self.carry_out(todo)
     }
 
-    /// When to call [`Self::timeout`] at the latest.
+    /// Returns when to call [`Self::timeout`] at the latest.
     pub fn deadline(&self) -> Option<Duration> {
         let deadline = self.rounds.deadline()?;
         Some(deadline.saturating_duration_since(self.start))
     }
 
-    /// Time has passed.
+    /// Performs what is due.
     pub fn timeout(&mut self, now: Duration) -> Vec<Done> {
         let todo = self.rounds.timeout(self.start + now);
         self.carry_out(todo)
     }
 
-    /// As the server does: what is said to a connection that is gone is not sent.
+    /// Carries out actions as the server does: messages to a closed connection are dropped.
     fn carry_out(&mut self, todo: Vec<Do>) -> Vec<Done> {
         let mut done = Vec::new();
         for item in todo {
@@ -284,9 +284,9 @@ impl std::fmt::Debug for SimulatedRendezvous {
     }
 }
 
-/// A whole rendezvous, elastic if the first byte is odd: members that say anything, connections that end, orders of
-/// the launcher, time that passes. Generations grow, a table goes to whom its roster went to, nobody is in a round
-/// twice, and nothing is said to a connection after its last message.
+/// Runs a whole rendezvous on arbitrary input, elastic if the first byte is odd: messages of members, ended
+/// connections, orders of the launcher, time. Checks that generations grow, that a table goes only to clients with its
+/// roster, that no worker is in a round twice, and that no message follows a last one.
 pub fn rendezvous_server(bytes: &[u8]) {
     let [kind, rest @ ..] = bytes else { return };
     if kind % 2 == 1 {
@@ -296,7 +296,7 @@ pub fn rendezvous_server(bytes: &[u8]) {
     }
 }
 
-/// The next message of a plan: its length and its bytes.
+/// Returns the next message of a plan, which has its length and its bytes.
 fn message<'a>(plan: &mut &'a [u8]) -> &'a [u8] {
     let [length, rest @ ..] = *plan else {
         return &[];
@@ -378,7 +378,7 @@ fn elastic(mut plan: &[u8]) {
         let client = u64::from(*who);
         let done = match what % 10 {
             0 | 1 => {
-                // A new connection, of a worker of that number, with an honest or any first message.
+                // A new connection of a worker with this number, with a valid or an arbitrary first message.
                 next += 1;
                 let client = 256 + next;
                 rendezvous.connected(client, worker);

@@ -1,4 +1,4 @@
-//! Messages between rendezvous and ranks; every length is bounded.
+//! Messages between rendezvous and ranks. Every length is bounded.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,24 +14,24 @@ pub(crate) const TO_SERVER_MAX: usize = 64 << 10;
 pub(crate) const TO_CLIENT_MAX: usize = 64 << 20;
 /// Longest text, in bytes.
 const TEXT_MAX: usize = 8 << 10;
-/// Most addresses of one rank.
+/// Maximum number of addresses of one rank.
 const ADDRESSES_MAX: usize = 64;
-/// Most ranks of a job.
+/// Maximum number of ranks of a job.
 pub(super) const RANKS_MAX: usize = 1 << 16;
 /// Longest settings of a job, in bytes.
 const SETTINGS_MAX: usize = 4 << 10;
 
-/// Settings that must be equal on all ranks: every rank sends its own, rank 0's count.
+/// Settings that must be equal on all ranks: every rank sends its own, and rank 0's apply.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Common {
-    /// TCP connections for data between two ranks.
+    /// Number of TCP data connections between two ranks.
     pub(crate) connections: u8,
-    /// Ranks that one of them listens to, see `Tree`.
+    /// Maximum number of ranks that send control messages to one rank, see `Tree`.
     pub(crate) fan_out: u32,
-    /// How long a rank or a connection may be silent, in whole milliseconds; `None`: for ever.
+    /// How long a rank or a connection may be silent, in whole milliseconds; `None`: no limit.
     #[serde(serialize_with = "put_millis", deserialize_with = "get_millis")]
     pub(crate) heartbeat: Option<Duration>,
-    /// Whether what travels between hosts in clear has checksums.
+    /// Whether unencrypted data between hosts has checksums.
     pub(crate) checksums: bool,
     /// Settings of the layers above, opaque here.
     #[serde(
@@ -67,37 +67,37 @@ pub(crate) struct Registration {
     pub(crate) common: Common,
 }
 
-/// A rank's place in a round of an elastic job, where its launcher gives the numbers.
+/// A rank's place in a round of an elastic job, assigned by the launcher.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankAssignment {
     /// Position in the round.
     pub rank: u32,
-    /// The slot of its host that the process was started in; it keeps it.
+    /// The slot of its host in which the process was started. It never changes.
     pub local_rank: u32,
-    /// Ranks on its host in this round.
+    /// Number of ranks on its host in this round.
     pub local_size: u32,
     /// Position of its host among the hosts that have this local rank.
     pub cross_rank: u32,
-    /// Number of such hosts.
+    /// Number of hosts that have this local rank.
     pub cross_size: u32,
-    /// Whether some rank of the round does not hold the current training state.
+    /// Whether any rank of the round lacks the current training state.
     pub needs_sync: bool,
 }
 
-/// Where a rank can be reached.
+/// Addresses of a rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Where {
-    /// TCP candidates; empty if it waits for nobody there.
+    /// TCP candidates; empty if the rank waits for no peer over TCP.
     #[serde(
         serialize_with = "compact::put_list::<ADDRESSES_MAX, _, _>",
         deserialize_with = "compact::list::<ADDRESSES_MAX, _, _>"
     )]
     pub(crate) addresses: Vec<SocketAddr>,
-    /// The local socket, if it is the first of its host and others share memory with it.
+    /// The local socket, if the rank is the first of its host and others share memory with it.
     pub(crate) local: Option<String>,
 }
 
-/// From a rank.
+/// Message from a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ToServer {
     Hello {
@@ -115,20 +115,20 @@ pub(crate) enum ToServer {
         )]
         text: String,
     },
-    /// In an elastic job: this worker would be part of the next round.
+    /// In an elastic job: this worker requests a place in the next round.
     Join {
         worker: u32,
         training_state: u8,
-        /// How long all members of a round may take to be ready.
+        /// How long the members of a round may take to be ready.
         timeout_ms: u64,
         member: MemberEntry,
         common: Common,
     },
-    /// In an elastic job: what this worker holds of the training state.
+    /// In an elastic job: the training state of this worker has changed.
     StateChanged {
         training_state: u8,
     },
-    /// A neighbour has said nothing for so long that this rank gives it up.
+    /// A neighbour was silent for longer than the heartbeat timeout, so this rank reports it.
     Silent {
         rank: u32,
     },
@@ -136,7 +136,7 @@ pub(crate) enum ToServer {
     Unreached(Unreached),
 }
 
-/// To a rank.
+/// Message to a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ToClient {
     Roster {
@@ -144,7 +144,7 @@ pub(crate) enum ToClient {
         #[serde(deserialize_with = "compact::list::<RANKS_MAX, _, _>")]
         members: Vec<MemberEntry>,
         common: Common,
-        /// In an elastic job.
+        /// The rank's place; only in an elastic job.
         assignment: Option<RankAssignment>,
     },
     Table {
@@ -182,9 +182,9 @@ pub(crate) enum ToClient {
         )]
         cause: String,
     },
-    /// The members of the job change: kind 1 if somebody is removed, 2 if added, 3 if both.
+    /// The members of the job change: kind 1 if a member is removed, 2 if one is added, 3 if both.
     HostsUpdated { version: u64, kind: u8 },
-    /// This worker is not part of the job any more.
+    /// This worker was removed from the job.
     Removed {
         #[serde(
             serialize_with = "compact::put_text::<TEXT_MAX, _>",
@@ -198,7 +198,7 @@ pub(super) fn cut(text: &str) -> &str {
     cut_at(text, TEXT_MAX)
 }
 
-/// In milliseconds; 0 is for ever.
+/// Writes a duration in milliseconds; 0 means no limit.
 fn put_millis<S: Serializer>(time: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
     let millis = time.map_or(0, |time| time.as_millis().max(1));
     u64::try_from(millis).unwrap_or(u64::MAX).serialize(to)

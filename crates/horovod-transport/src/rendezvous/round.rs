@@ -1,4 +1,4 @@
-//! The state of one rendezvous of fixed members, without any I/O: who registered, who is ready, who is to be told what.
+//! The state of one rendezvous of fixed members, without I/O: registered ranks, ready ranks, messages to send.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,8 +13,8 @@ use super::{
 };
 use crate::unreached::{Unreached, cause};
 
-/// From the first rank that tells whom it cannot reach until one cause is made of what all tell, unless all ranks are
-/// accounted for earlier.
+/// Time from the first report of unreachable ranks until one cause is determined from all reports. It is determined
+/// earlier if every rank either waits or has reported.
 const COLLECT: Duration = Duration::from_secs(2);
 
 /// A connection of the server.
@@ -28,7 +28,7 @@ struct Registered {
     answer_by: Instant,
 }
 
-/// All ranks are there and say where they listen.
+/// A generation whose ranks have all registered and are sending their addresses.
 struct Building {
     generation: u64,
     ranks: Vec<Registered>,
@@ -39,23 +39,23 @@ struct Building {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Do {
     Send(ClientId, ToClient),
-    /// Tell it why and close the connection.
+    /// Send a client the reason and close its connection.
     Dismiss(ClientId, ToClient),
-    /// All ranks have the table of this generation.
+    /// This generation is established: the table was sent to all its ranks.
     Up(u64),
-    /// The generation will not come to be.
+    /// The generation could not be set up.
     Failed(String),
-    /// Report what happened.
+    /// Report an event to the launcher.
     Report(ServerEvent),
 }
 
-/// The rounds of a job with fixed members, one after the other.
+/// The successive rounds of a job with fixed members.
 pub(crate) struct FixedRounds {
     size: u32,
     gathering: BTreeMap<u32, Registered>,
     building: Option<Building>,
     generations: u64,
-    /// Ranks whose processes have exited with code 0, and their hosts: they will not register again.
+    /// Ranks whose processes have exited with code 0, and their hosts. These ranks will not register again.
     ended: BTreeMap<u32, String>,
     unreached: UnreachedRanks,
     /// The members of the newest generation that has its table.
@@ -68,9 +68,9 @@ struct UnreachedRanks {
     /// The command that checks the network.
     check: String,
     reports: Vec<Unreached>,
-    /// When to make one cause of them.
+    /// When to determine one cause from the reports.
     settle_at: Option<Instant>,
-    /// The last cause, and the ranks that have not come yet to hear it.
+    /// The last cause, and (`unaware`) the ranks that have not received it yet.
     cause: String,
     unaware: BTreeSet<u32>,
 }
@@ -133,7 +133,7 @@ impl FixedRounds {
         todo
     }
 
-    /// The process of a rank has exited with code 0.
+    /// Records that the process of a rank has exited with code 0.
     pub(crate) fn ended(&mut self, rank: u32, host: String) -> Vec<Do> {
         self.ended.insert(rank, host);
         self.dismiss_if_in_vain()
@@ -220,7 +220,7 @@ impl FixedRounds {
         todo
     }
 
-    /// A connection ended, or its rank says that it failed.
+    /// Handles the end of a connection, or a rank's report that it failed.
     pub(crate) fn gone(&mut self, client: ClientId, why: &str) -> Vec<Do> {
         self.gathering.retain(|_, r| r.client != client);
         self.newest.retain(|(_, known)| *known != client);
@@ -231,12 +231,12 @@ impl FixedRounds {
         }
     }
 
-    /// A rank cannot connect, as the agent of its host tells. If the rank is registered here, another process with a copy
-    /// of its environment told this: then nothing follows.
+    /// Handles an agent's report that a rank cannot connect. If the rank is registered here, the report came from
+    /// another process with a copy of its environment, and is ignored.
     pub(crate) fn unreached_by_agent(&mut self, report: Unreached, now: Instant) -> Vec<Do> {
         let rank = report.rank.0;
         if self.unreached.unaware.remove(&rank) {
-            // It is late: the others have failed of this already, and with one text.
+            // The report is late: the other ranks have already failed with one common text.
             let known = self.unreached.cause.clone();
             return vec![Do::Report(ServerEvent::Unreachable(known))];
         }
@@ -249,7 +249,8 @@ impl FixedRounds {
         Vec::new()
     }
 
-    /// A rank of the newest generation cannot make its links, as itself tells. One that is late has its answer already.
+    /// Handles the report of a rank of the newest generation that cannot establish its links. A late report is ignored,
+    /// because its rank has already received an answer.
     pub(crate) fn unreached(&mut self, client: ClientId, report: Unreached, now: Instant) {
         if self.newest.contains(&(report.rank.0, client)) {
             self.collect(report, now);
@@ -264,7 +265,7 @@ impl FixedRounds {
         self.settle_if_all_are_accounted_for(now);
     }
 
-    /// Each rank waits here or has told why it cannot.
+    /// Makes the cause due at once if each rank waits here or has reported that it cannot connect.
     fn settle_if_all_are_accounted_for(&mut self, now: Instant) {
         let reports = self.unreached.reports.iter().map(|one| one.rank.0);
         let absent = reports.filter(|rank| !self.gathering.contains_key(rank));
@@ -273,12 +274,12 @@ impl FixedRounds {
         }
     }
 
-    /// Makes one cause of what ranks told, and tells it to all: those that wait, those that make their links, and, when
-    /// they come, those that have not come yet.
+    /// Determines one cause from the reports and sends it to all ranks: those that wait, those that establish their
+    /// links, and later those that have not registered yet.
     fn settle(&mut self) -> Vec<Do> {
         self.unreached.settle_at = None;
         let reports = std::mem::take(&mut self.unreached.reports);
-        // Cut once, so that all get the same.
+        // The text is cut once, so that all ranks receive the same text.
         let text = cut(&cause(&reports, &self.unreached.check)).to_owned();
         let aborted = || ToClient::Aborted { text: text.clone() };
         let mut aware: BTreeSet<u32> = reports.iter().map(|one| one.rank.0).collect();
@@ -295,7 +296,7 @@ impl FixedRounds {
             aware.insert(rank);
             todo.push(Do::Dismiss(registered.client, aborted()));
         }
-        // For those that have all their links already, the first that could not connect is lost.
+        // Ranks that have all their links already receive the loss of the first rank that could not connect.
         let lost = |one: &Unreached| {
             let who = format!("{} on {} ", one.rank, one.host);
             ToClient::PeerDied {
@@ -316,7 +317,7 @@ impl FixedRounds {
         todo
     }
 
-    /// Somebody died: who is being set up together with it need not wait.
+    /// Handles a death: ranks that are being set up together with the dead rank are aborted.
     pub(crate) fn died(&mut self, text: &str) -> Vec<Do> {
         if self.building.is_some() {
             self.abort(None, text)
@@ -349,7 +350,7 @@ impl FixedRounds {
         todo
     }
 
-    /// When to call [`Self::timeout`] at the latest.
+    /// Returns when to call [`Self::timeout`] at the latest.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let building = self.building.iter().flat_map(|b| &b.ranks);
         self.gathering

@@ -24,12 +24,13 @@ use crate::{
     unreached::Unreached,
 };
 
-/// Events kept for a caller that does not ask; the oldest go first. More than all workers of an elastic job, whose
-/// launcher needs every one and asks as soon as there is one, can cause at a time.
+/// Maximum number of events kept for a caller that does not fetch them; the oldest are dropped first. The limit exceeds
+/// what all workers of an elastic job can cause at a time. The launcher of such a job needs every event and fetches
+/// each at once.
 const EVENTS_MAX: usize = 4 * RANKS_MAX;
-/// Most bytes that wait for one client.
+/// Maximum bytes queued for one client.
 const QUEUE_MAX: usize = 128 << 20;
-/// Connected clients: each rank's last and next generation, and some that come again.
+/// Connected clients per rank: its last and its next generation, and some that connect again.
 const CLIENTS_PER_RANK: usize = 4;
 
 /// Request of the launcher.
@@ -48,7 +49,7 @@ struct Inbox {
     events: VecDeque<ServerEvent>,
 }
 
-/// Fixed members, or those that the launcher names.
+/// Rounds of fixed members, or of members that the launcher chooses.
 enum Sessions {
     Fixed(FixedRounds),
     Elastic(Rounds),
@@ -62,7 +63,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens and starts the thread.
+    /// Listens on the configured addresses and starts the thread.
     pub fn start(config: ServerConfig) -> io::Result<Self> {
         let (events_fd, events_notifier) = platform::notifier()?;
         let admission = Admission {
@@ -94,41 +95,43 @@ impl Server {
         Ok(Self { running, events_fd })
     }
 
-    /// Where ranks can reach it: for each address listened on, or for all of this machine's.
+    /// Returns the addresses at which ranks can reach the server: for each address listened on, or all of this
+    /// machine's.
     pub fn addrs(&self) -> &[SocketAddr] {
         self.running.addrs()
     }
 
-    /// Tells all ranks that one of them died; in an elastic job, all of its round that this worker died.
+    /// Informs all ranks that one of them died. In an elastic job, `rank` is a worker and only the members of its round
+    /// are informed.
     pub fn report_death(&self, rank: Rank, host: &str, cause: &str) {
         self.order(Order::Died(rank.0, host.to_owned(), cause.to_owned()));
     }
 
-    /// Fixed members: the process of a rank has exited with code 0. Ranks that wait for it at the rendezvous get an
-    /// error.
+    /// Fixed members: reports that the process of a rank has exited with code 0. Ranks that wait for it at the
+    /// rendezvous receive an error.
     pub fn report_end(&self, rank: Rank, host: &str) {
         self.order(Order::Ended(rank.0, host.to_owned()));
     }
 
-    /// Fixed members: a rank cannot reach the rendezvous, as the agent of its host tells. The reports of
-    /// all such ranks become one cause, with which every rank fails ([`ServerEvent::Unreachable`]).
+    /// Fixed members: passes on an agent's report that a rank cannot reach the rendezvous. All such reports are
+    /// combined into one cause, with which every rank fails ([`ServerEvent::Unreachable`]).
     pub fn report_unreached(&self, report: Unreached) {
         self.order(Order::Unreached(report));
     }
 
-    /// Elastic: these workers, which wait, form the next round with these places, in the order of their ranks.
-    /// If it does not come to be, all of them that are left come again ([`ServerEvent::Joined`]).
+    /// Elastic: forms the next round of these waiting workers with these places, in the order of their ranks. If the
+    /// round cannot be set up, the remaining workers join again ([`ServerEvent::Joined`]).
     pub fn form(&self, assignments: Vec<(u32, RankAssignment)>) {
         self.order(Order::Form(assignments));
     }
 
-    /// Elastic: tells every rank of the present round that the members of the job change: kind 1 if somebody
-    /// is removed, 2 if somebody was added, 3 if both.
+    /// Elastic: informs every rank of the present round that the members of the job change. The kind is 1 if a member
+    /// is removed, 2 if one was added, 3 if both.
     pub fn announce(&self, kind: u8) {
         self.order(Order::Announce(kind));
     }
 
-    /// Elastic: sends a worker that waits away for good.
+    /// Elastic: dismisses a waiting worker permanently.
     pub fn dismiss(&self, worker: u32, why: &str) {
         self.order(Order::Dismiss(worker, why.to_owned()));
     }
@@ -138,7 +141,7 @@ impl Server {
         self.running.state().wake_thread();
     }
 
-    /// The oldest event not taken yet.
+    /// Returns the oldest event that was not fetched yet.
     pub fn poll_event(&self) -> Option<ServerEvent> {
         let mut inbox = self.running.state().lock();
         if inbox.events.len() <= 1 {
@@ -147,19 +150,19 @@ impl Server {
         inbox.events.pop_front()
     }
 
-    /// Readable while there are events. `None` in a forked child.
+    /// Returns a descriptor that is readable while there are events, or `None` in a forked child.
     pub fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         self.events_fd.get().ok()
     }
 
-    /// Waits for an event, at most `timeout`.
+    /// Waits for an event for at most `timeout` and returns it.
     pub fn wait_event(&self, timeout: Duration) -> Option<ServerEvent> {
         self.running
             .state()
             .wait(timeout, |inbox| inbox.events.pop_front())
     }
 
-    /// Closes everything and waits for the thread.
+    /// Closes all connections and waits for the thread.
     pub fn stop(self) {
         drop(self);
     }
@@ -170,7 +173,7 @@ impl Server {
 struct Known {
     /// Whether the client has registered. The registration must agree with the rank of the connection's handshake.
     registered: bool,
-    /// Close as soon as the queue is empty.
+    /// Whether to close the connection as soon as the queue is empty.
     leaving: bool,
 }
 
@@ -178,7 +181,7 @@ struct ServerThread {
     sessions: Sessions,
     connections: Connections<Known>,
     state: Arc<ServerState<Inbox>>,
-    /// Wakes who waits for events.
+    /// Wakes the thread that waits for events.
     events_notifier: Arc<Fd>,
 }
 
@@ -208,7 +211,7 @@ impl ServerThread {
         clients.retain(|_, c| !c.known.leaving || c.wire.unsent() > 0);
     }
 
-    /// Reads and writes what one client's socket allows.
+    /// Reads and writes as much as one client's socket allows.
     fn serve(&mut self, id: ClientId, now: Instant) {
         loop {
             let Some(client) = self.connections.clients.get_mut(&id) else {
@@ -288,7 +291,7 @@ impl ServerThread {
             (ToServer::Ready(place), Sessions::Fixed(rounds)) => rounds.ready(id, place),
             (ToServer::Failed { text }, Sessions::Fixed(rounds)) => rounds.gone(id, &text),
             (ToServer::Unreached(report), Sessions::Fixed(rounds)) => {
-                // Nobody speaks for another rank.
+                // A rank may report only for itself.
                 if client.known.registered && client.rank == report.rank() {
                     rounds.unreached(id, report, now);
                 }
@@ -336,7 +339,8 @@ impl ServerThread {
         }
     }
 
-    /// Queues a message; the next round of serving sends it and notices if it cannot be sent.
+    /// Queues a message and sends as much as the socket accepts. The next round of serving sends the rest and handles
+    /// errors.
     fn send(&mut self, id: ClientId, message: &ToClient, last: bool) {
         let Some(client) = self.connections.clients.get_mut(&id) else {
             return;
@@ -347,7 +351,7 @@ impl ServerThread {
         }
         client.wire.push(&bytes);
         client.known.leaving |= last;
-        // An error shows again when it is served.
+        // The error appears again when the client is served.
         let _ = client.wire.flush();
     }
 
@@ -403,7 +407,7 @@ impl ServerThread {
 }
 
 impl Admitted<Known> {
-    /// How long its connection may stand still, as the rank has it for its others.
+    /// Limits how long the connection may stall, to the silence that the rank allows its peers.
     fn keep(&self, silence_max: Option<Duration>) {
         let _ = net::set_silence_max(self.wire.fd(), silence_max);
     }
