@@ -1,5 +1,5 @@
-//! Small vectors on one host: every rank stages everything and reduces everything, which takes one
-//! hand-over instead of two.
+//! Small vectors on one host: every rank stages its whole vector and reduces all vectors, which takes one hand-over
+//! instead of two.
 
 use super::{GroupPosition, Reducer, reduce_range};
 use crate::context::Ctx;
