@@ -379,7 +379,7 @@ pub(crate) struct Pipeline {
     schedule: Schedule,
     track: Track,
     seq: Seq,
-    /// Steps of this operation that came before.
+    /// Steps of this operation before this pipeline.
     base: u64,
     /// The earlier readers of the track's slots have finished, so this pipeline may stage.
     free: bool,
