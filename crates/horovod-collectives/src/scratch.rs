@@ -53,8 +53,8 @@ struct Ended {
     stages: usize,
 }
 
-// SAFETY: the pointers inside `sources` and `vectors` are only used during a collective, from the
-// pointers that its caller gave; between calls they are never followed.
+// SAFETY: the pointers inside `sources` and `vectors` are only used during a collective, and point to memory of its
+// caller. They are not dereferenced between calls.
 unsafe impl Send for Scratch {}
 
 /// Readers that may still use a part of this rank's staging memory.

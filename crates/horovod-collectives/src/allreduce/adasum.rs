@@ -3,8 +3,8 @@
 //! Summation" (2020).
 //!
 //! With a power of two of members this is exactly the published scheme. Otherwise the members beyond the largest power
-//! of two below first combine pairwise with the first members, by the same rule. They receive the result from them. Dot
-//! products and norms are per segment, in `f64`.
+//! of two below first combine pairwise with the first members, by the same rule. At the end the first members send them
+//! the result. Dot products and norms are per segment, in `f64`.
 
 use std::ops::Range;
 

@@ -24,7 +24,7 @@ pub(super) fn run(
     let stage = |mine: *mut u8| {
         for piece in vector.pieces(all.clone()) {
             // SAFETY: the caller of the collective vouches for the segments; the vector fits the
-            // area, which nobody reads until it is published.
+            // area, which no peer reads until it is published.
             unsafe { reducer.stage(&piece, mine.wrapping_add(piece.at)) };
         }
     };

@@ -56,7 +56,7 @@ impl<'a> Exchange<'a> {
         let theirs = |position: usize| self.all[position * bytes..].as_ptr();
         // This member's own copy is an operand like the others.
         let (nobody, all) = (usize::MAX, 0..self.vector.len());
-        // SAFETY: the caller of the collective vouches for the segments; the buffer holds everybody's.
+        // SAFETY: the caller of the collective vouches for the segments; the buffer holds the vectors of all members.
         unsafe {
             let group = GroupPosition {
                 me: nobody,

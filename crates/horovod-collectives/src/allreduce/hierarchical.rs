@@ -144,7 +144,7 @@ fn in_one_go(
     let stage = |mine: *mut u8| {
         for piece in vector.pieces(all.clone()).filter(|_| !leader) {
             // SAFETY: the caller of the collective vouches for the segments; the vector fits the
-            // area, which nobody reads until it is published.
+            // area, which no peer reads until it is published.
             unsafe { reducer.stage(&piece, mine.wrapping_add(piece.at)) };
         }
     };
@@ -327,7 +327,7 @@ impl Work for Inward<'_> {
                 let to = self.at(mine, lane, part);
                 for piece in self.vector.pieces(range) {
                     // SAFETY: the caller of the collective vouches for the segments; a chunk fits
-                    // its place in the slot, which nobody reads until it is published.
+                    // its place in the slot, which no peer reads until it is published.
                     unsafe { self.reducer.stage(&piece, to.wrapping_add(piece.at)) };
                 }
             }
@@ -385,7 +385,7 @@ impl Work for Outward<'_> {
             for piece in self.vector.pieces(range) {
                 let bytes = piece.elems * self.vector.size();
                 // SAFETY: the caller of the collective vouches for the segments; a chunk fits its
-                // place in the slot, which nobody reads until it is published.
+                // place in the slot, which no peer reads until it is published.
                 unsafe {
                     to.wrapping_add(piece.at)
                         .copy_from_nonoverlapping(piece.output, bytes);

@@ -51,8 +51,8 @@ pub struct Reduction {
 /// at the end (around a ring: once per host of it). Adasum processes each segment separately.
 ///
 /// # Safety
-/// Inputs are readable and outputs writable for their lengths; an output equals its own input or
-/// overlaps no segment; nobody else touches any of them until this returns.
+/// Inputs are readable and outputs writable for their lengths; an output equals its own input or overlaps no segment;
+/// no other code touches any of them until this returns.
 pub unsafe fn allreduce(
     ctx: &mut Ctx<'_>,
     red: &Reduction,
@@ -276,7 +276,7 @@ impl Work for Staged<'_> {
             let to = slots.to(position, self.part_bytes());
             for piece in self.vector.pieces(self.cut.part(step, position)) {
                 // SAFETY: the caller of the collective vouches for the segments; a part fits its
-                // place in the slot, which nobody reads until it is published.
+                // place in the slot, which no peer reads until it is published.
                 unsafe { self.reducer.stage(&piece, to.wrapping_add(piece.at)) };
             }
         }
@@ -301,9 +301,9 @@ impl Work for Staged<'_> {
                 range.len() * self.vector.size(),
             );
             let place = |position| slots.from(position, self.part_bytes()).wrapping_add(at);
-            // SAFETY: as in `stage`; all peers have published this step, and nobody else touches
-            // this rank's part of their slots until the result is published, nor that of its own at
-            // any time. The result of an element replaces its operand.
+            // SAFETY: as in `stage`; all peers have published this step. No other rank touches this rank's part of
+            // their slots until the result is published, and none ever touches this rank's part of its own slot. The
+            // result of an element replaces its operand.
             unsafe {
                 if self.reducer.prescaled {
                     for piece in self.vector.pieces(range.clone()) {

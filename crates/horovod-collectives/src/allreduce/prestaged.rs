@@ -35,7 +35,7 @@ pub struct StagingContext<'a> {
 /// pre-staged may be waiting to run.
 ///
 /// # Safety
-/// The input is readable, and nobody writes to it until the operation has ended.
+/// The input is readable, and no code writes to it until the operation has ended.
 pub unsafe fn prestage(
     context: StagingContext<'_>,
     tag: OperationTag,
@@ -61,7 +61,7 @@ pub unsafe fn prestage(
     let staged = !reducer.prescaled
         && local.prestage(scratch, tag, bytes, |to| {
             for piece in vector.pieces(0..vector.len()) {
-                // SAFETY: the caller's promise; the vector fits the area, which nobody reads before it is published.
+                // SAFETY: the caller's promise; the vector fits the area, which no peer reads before it is published.
                 unsafe { reducer.stage(&piece, to.wrapping_add(piece.at)) };
             }
         });

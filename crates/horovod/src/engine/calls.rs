@@ -33,8 +33,8 @@ impl Engine {
     /// Delivers an operation that was submitted for a waiter to a callback instead, as of [`Submission::calling`]. If
     /// the operation has ended already, `callback` is called before this returns.
     ///
-    /// This is for callers that may wait for a short time, which saves the wake-up of the callback thread. They may not
-    /// wait without limit, because threads that other operations need are few.
+    /// This is for callers that may wait for a short time, which saves the wake-up of the callback thread. Such callers
+    /// may not wait without limit, because threads that other operations need are few.
     pub fn call_at_end(&self, handle: Handle, callback: Callback) {
         let ended = match self.start_callback_thread() {
             Ok(()) => self.shared.handles.redirect(handle, callback),

@@ -1,12 +1,12 @@
 //! The driver of a rank: the thread that holds it makes progress on the negotiation and runs what was agreed on, in
 //! order.
 //!
-//! This file has the ways in which a thread makes progress, and the usual part of the negotiation. It passes messages
-//! of this rank's worker to the coordinator, and the coordinator's decisions to the workers. The order of executions is
-//! in `execution`, the states of one execution are in `advance`. Other work of the control plane is in `pump`, the end
-//! of a generation in `ending`. The driver's state belongs to parts with private fields: its neighbours to `links`,
-//! lost members and the end of the generation to `membership`, the total order to `queue`, executions on devices to
-//! `on_device`.
+//! This file has the ways in which a thread makes progress, and the usual part of the negotiation. The driver passes
+//! messages of this rank's worker to the coordinator, and the coordinator's decisions to the workers. The order of
+//! executions is in `execution`, the states of one execution are in `advance`. Other work of the control plane is in
+//! `pump`, the end of a generation in `ending`. The driver's state belongs to parts with private fields. `links` owns
+//! the neighbours, `membership` the lost members and the end of the generation. `queue` owns the total order,
+//! `on_device` the executions on devices.
 
 mod advance;
 mod ending;
@@ -270,7 +270,7 @@ impl Driver {
         self.suspended.is_some() || !self.pump.queue.is_empty()
     }
 
-    /// Handles a panic, which is a bug of the engine: neither callers nor peers may wait for ever.
+    /// Marks the driver as broken after a panic, so that neither callers nor peers wait for ever.
     pub(super) fn break_down(&mut self) {
         self.pump.queue.ended();
         self.suspended = None;
@@ -302,7 +302,7 @@ impl Driver {
         {
             self.host.ended_well();
         }
-        // After `shutdown` the script may still fail.
+        // A script that has called `shutdown` may still fail, so its report is kept.
         if orderly && self.pump.membership.left() == Some(Leaving::Ended) {
             self.pump.inspection.ended_well();
         }

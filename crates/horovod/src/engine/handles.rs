@@ -67,7 +67,7 @@ thread_local! {
     static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns whether this thread runs a callback. It must not wait then, because perhaps no other callback runs
+/// Returns whether this thread runs a callback. Such a thread must not wait, because perhaps no other callback runs
 /// meanwhile.
 pub fn in_callback() -> bool {
     IN_CALLBACK.get()

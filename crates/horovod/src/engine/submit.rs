@@ -71,9 +71,9 @@ impl<'a> Submission<'a> {
     }
 
     /// Delivers the result to `callback` instead of a waiter of the handle. The callback runs once, on a thread of the
-    /// engine that does nothing else for this rank meanwhile, while no lock of the engine is held. It may therefore
-    /// take locks of its caller and submit again. No other callback runs meanwhile. A panic in it is logged and ends
-    /// nothing. It is not called when the submission is refused.
+    /// engine that does nothing else for this rank meanwhile, while no lock of the engine is held. The callback may
+    /// therefore take locks of its caller and submit again. No other callback runs meanwhile. A panic in it is logged
+    /// and ends nothing. The callback is not called when the submission is refused.
     #[must_use]
     pub fn calling(mut self, callback: Callback) -> Self {
         self.end = Delivery::ToCallback(callback);
@@ -499,7 +499,7 @@ mod tests {
 
     fn tensor(dtype: DType, shape: &[u64]) -> Tensor {
         let meta = TensorMeta::new(dtype, shape);
-        // SAFETY: nobody follows its pointers.
+        // SAFETY: no code dereferences its pointers.
         unsafe { Tensor::new(meta, std::ptr::null(), Output::Allocate) }
     }
 

@@ -260,8 +260,8 @@ impl<'a> Run<'a> {
         }
         for (dtype, segments) in &segment_scratch.by_type[..segment_scratch.types] {
             let reduction = self.reduction(*dtype, op, scale);
-            // SAFETY: the submitter promised that its memory stays valid and untouched until completion, the lengths
-            // come from the tensors' own shapes, and allocated outputs are sized for what was agreed.
+            // SAFETY: the submitter promised that its memory stays valid and untouched until completion. The lengths
+            // are those of the tensors' own shapes, and allocated outputs have the agreed sizes.
             unsafe {
                 match &self.hosts {
                     Some(hosts) => collectives::adasum_of_hosts(ctx, hosts, &reduction, segments),

@@ -148,7 +148,7 @@ mod tests {
     use crate::tensor::Output;
 
     fn tensor(shape: &[u64]) -> Tensor {
-        // SAFETY: the memory outlives the operation, and nobody else touches it.
+        // SAFETY: the memory outlives the operation, and no other code touches it.
         unsafe {
             Tensor::new(
                 TensorMeta::new(DType::F32, shape),

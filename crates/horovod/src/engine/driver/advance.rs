@@ -148,8 +148,8 @@ impl ExecutionTask {
 }
 
 impl Driver {
-    /// Takes the step that follows from the state of `task`. After an error that interrupted the step, the same step can
-    /// be taken again if the task [may pause](ExecutionTask::may_pause).
+    /// Takes the step that follows from the state of `task`. After an interruption the same step can be taken again if
+    /// the task [may pause](ExecutionTask::may_pause).
     pub(super) fn advance(&mut self, task: &mut ExecutionTask) -> Result<Advance, Failure> {
         if let Some(error) = self.pump.membership.cause() {
             return Err(Failure::Aborted(Aborted(error.to_string().into())));

@@ -17,8 +17,8 @@ use crate::error::Error;
 const BLAME_GRACE: Duration = Duration::from_secs(2);
 
 impl Pump {
-    /// Suspects a neighbour that was silent for too long. Reports it to the launcher, because a silent process does not
-    /// end without being killed.
+    /// Suspects a neighbour that was silent for too long. If the rank is still needed, also reports it to the launcher,
+    /// which must end such a process.
     pub(super) fn give_up_silent(&mut self, rank: Rank, silence: Duration) {
         if self.needs(rank) {
             self.links.report_silent(rank);
@@ -114,8 +114,8 @@ impl Pump {
         tracing::debug!("generation ended: {lost}");
     }
 
-    /// Maps the failure of a running collective to the error of its handles. A failure that is not withdrawn ends the
-    /// generation.
+    /// Maps the failure of a running collective to the error of its handles. Ends the generation, unless it has ended
+    /// already.
     pub(super) fn failure(&mut self, failure: Failure) -> Error {
         match failure {
             Failure::Aborted(cause) => {
@@ -179,7 +179,8 @@ impl Pump {
         }
     }
 
-    /// Waits at most [`CAUSE_GRACE`] until the launcher reports why the peer of a broken link has ended.
+    /// Waits at most [`CAUSE_GRACE`] until the launcher reports why the peer of a broken link has ended, then ends the
+    /// generation.
     fn await_cause(&mut self, lost: &PeerLost) {
         self.note_lost(lost.rank, lost.cause.clone());
         self.membership.hurry(CAUSE_GRACE);

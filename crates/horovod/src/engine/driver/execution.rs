@@ -19,11 +19,11 @@ const ALONE_AT_ONCE_MAX: usize = 1 << 20;
 /// State of the next execution in the total order.
 pub(super) enum NextExecution {
     Nothing,
-    /// It cannot begin yet: data of a tensor, or memory, is not ready.
+    /// The execution cannot begin yet: data of a tensor, or memory, is not ready.
     Waits,
-    /// It can run now.
+    /// The execution can run now.
     Runs,
-    /// It can never run, because of this failure.
+    /// The execution can never run, because of this failure.
     Fails(Failure),
 }
 
@@ -83,9 +83,9 @@ impl Driver {
             return false;
         };
         if execution.device != Device::Cpu {
-            // The host only launches it, so it may run here. Two cases are excluded because the members first exchange
-            // bytes through the host without interruption: the first execution of a set, and each alltoall, which
-            // exchanges its row counts.
+            // The host only launches it, so it may run on such a thread. Two cases are excluded because the members
+            // first exchange bytes through the host without interruption: the first execution of a set, and each
+            // alltoall, which exchanges its row counts.
             let mut devices = self.devices.iter();
             let backend = devices.find(|(device, _)| *device == execution.device);
             return !matches!(execution.op, Op::Alltoall)

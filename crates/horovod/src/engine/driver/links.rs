@@ -98,7 +98,7 @@ impl Links {
         &mut self.waiter
     }
 
-    /// Whether ranks outnumber the cores of this host.
+    /// Returns whether ranks outnumber the cores of this host.
     pub(super) fn is_oversubscribed(&self) -> bool {
         self.waiter.is_oversubscribed()
     }

@@ -63,7 +63,7 @@ impl Pump {
         }
     }
 
-    /// Takes this rank's figures into the report, without sending it.
+    /// Adds this rank's figures to the report, without sending it.
     pub(super) fn take_last_figures(&mut self) {
         let Some(metrics) = self.shared.metrics.clone() else {
             return;

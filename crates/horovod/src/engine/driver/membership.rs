@@ -1,5 +1,5 @@
-//! The members of a generation, as far as this rank depends on them: which peer is suspected to be lost, whether all
-//! have agreed to stop, why the generation is over.
+//! The members of a generation, as far as this rank depends on them: suspicion of a lost peer, agreement to stop, end
+//! of the generation.
 
 use std::time::{Duration, Instant};
 
@@ -33,12 +33,12 @@ struct Suspect {
 }
 
 impl Membership {
-    /// Whether the generation is over.
+    /// Returns whether the generation is over.
     pub(super) fn is_over(&self) -> bool {
         self.dead.is_some()
     }
 
-    /// Why the generation is over.
+    /// Returns why the generation is over.
     pub(super) fn cause(&self) -> Option<&Error> {
         self.dead.as_ref()
     }
@@ -49,7 +49,7 @@ impl Membership {
         self.suspect = None;
     }
 
-    /// Whether all ranks have agreed to stop.
+    /// Returns whether all ranks have agreed to stop.
     pub(super) fn has_stopped(&self) -> bool {
         self.stopped
     }
@@ -68,7 +68,7 @@ impl Membership {
         self.left
     }
 
-    /// Suspects this peer. It ends the generation when the launcher's time to report the cause is over.
+    /// Suspects this peer. The suspicion ends the generation when the launcher's time to report the cause is over.
     pub(super) fn suspect(&mut self, lost: PeerLost) {
         if let Some(suspect) = &mut self.suspect {
             // A peer that left cleanly may have left because another peer died. The death can be observed later.

@@ -75,7 +75,7 @@ impl DeviceExecutions {
         entries.any(|id| id.0 == handle.0)
     }
 
-    /// Returns whether this rank is a member of an execution in flight.
+    /// Returns whether `rank` is a member of an execution in flight.
     pub(super) fn need(&self, rank: Rank) -> bool {
         let mut members = self
             .list
@@ -112,7 +112,7 @@ impl DeviceExecutions {
 }
 
 impl Pump {
-    /// Completes the handles of executions that have ended. Returns whether there were any.
+    /// Completes the handles of executions that were launched or have ended. Returns whether there were any.
     pub(super) fn complete_on_device(&mut self) -> bool {
         if self.on_device.is_empty() {
             return false;
@@ -186,7 +186,8 @@ impl Pump {
         progress
     }
 
-    /// Gives up executions that do not end. Their tensors may still be in use, so they are leaked.
+    /// Gives up executions that do not end. The tensors of these executions may still be in use, so the executions are
+    /// leaked.
     fn leak_on_device(&mut self) {
         for launched in std::mem::take(&mut self.on_device.list) {
             tracing::error!(
@@ -209,7 +210,7 @@ impl Pump {
         }
     }
 
-    /// Aborts all executions and waits for their end, because the engine ends: after that owners reuse their tensors.
+    /// Aborts all executions and waits for their end. After the engine's end the owners of the tensors may reuse them.
     pub(super) fn await_on_device(&mut self) {
         self.on_device
             .abort(&Aborted("the engine has ended".into()));

@@ -21,7 +21,7 @@ use crate::engine::inspection::Inspection;
 use crate::engine::recording::Recording;
 use crate::engine::{EngineState, nanos};
 
-/// Kind of a change of hosts in which a host was added, by the workers' numbers.
+/// Kind of a change of members in which a host was added; workers use the same number.
 const HOSTS_ADDED: u8 = 2;
 /// Longest sleep without a poll. It is only a safety net: events end a sleep at once.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
