@@ -143,7 +143,6 @@ fn stages_scaled(algorithm: AllreduceAlgorithm, data: &Data) -> bool {
 /// Steps are consecutive stretches of the vector, so that each tensor's bytes are touched twice within a short time.
 /// Several steps are in flight in different stages. While the results of one step are collected from a slot, the
 /// operands of a later step replace them.
-/// later one take their place.
 fn staged(ctx: &mut Ctx<'_>, reducer: &Reducer, vector: &Vector) -> Result<(), CollectiveError> {
     let Some(local) = Local::new(ctx)? else {
         return across::run(ctx, Across::Pairwise, reducer, vector);

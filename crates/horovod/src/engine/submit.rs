@@ -72,8 +72,8 @@ impl<'a> Submission<'a> {
 
     /// Delivers the result to `callback` instead of a waiter of the handle. The callback runs once, on a thread of the
     /// engine that does nothing else for this rank meanwhile, while no lock of the engine is held. The callback may
-    /// therefore take locks of its caller and submit again. No other callback runs meanwhile. A panic in it is logged
-    /// and ends nothing. The callback is not called when the submission is refused.
+    /// therefore take locks of its caller and submit again. That thread runs no other callback meanwhile. A panic in it
+    /// is logged and ends nothing. The callback is not called when the submission is refused.
     #[must_use]
     pub fn calling(mut self, callback: Callback) -> Self {
         self.end = Delivery::ToCallback(callback);
