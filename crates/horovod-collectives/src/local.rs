@@ -1,15 +1,15 @@
-//! Operations inside a host: staging memory cut into areas, and the pipeline that runs over them.
+//! Operations inside a host: the layout of staging memory, and the pipeline that runs over it.
 //!
-//! Three flags per rank order who touches which part of it; their values only grow: place of the
-//! operation in the job's total order, then steps within it.
-//! Overlapping process sets need nothing more, since every rank runs its operations in that order.
-//! An operation may have two pipelines under way, each on a [`Track`] with flags and slots of its own.
+//! Three flags per rank order the accesses to its staging memory. Their values only grow: the operation's place in the
+//! job's total order, then the steps within it. Overlapping process sets need nothing more, because every rank runs its
+//! operations in that order. An operation may have two pipelines under way, each on a [`Track`] with its own flags and
+//! slots.
 //!
-//! Reading a line that a peer wrote takes it from the peer's cache, which is cheap. Writing a line that
-//! a peer has read since costs several times as much, unless the peer wrote it, too. So whoever reads
-//! staged bytes writes that memory next, wherever the scheme allows: results go back to where the
-//! operands lay, and where what a member stages has one reader, the two swap places each time round.
-//! Cheapest is to write a line while it is still in the first-level cache from reading it.
+//! To read a line that a peer wrote is cheap: the line is transferred from the peer's cache. To write a line that a
+//! peer has read since costs several times as much, unless the peer wrote it, too. The reader of staged bytes therefore
+//! writes that memory next, wherever the scheme allows. Results replace their operands. Where a member's staged bytes
+//! have one reader, the two swap places after each round. The cheapest write is to a line that is still in the
+//! first-level cache from the read.
 
 use horovod_protocol::{OperationTag, Seq};
 use horovod_transport::{Arena, Data, Idle};
@@ -19,33 +19,33 @@ use crate::error::CollectiveError;
 use crate::layout::SetLayout;
 use crate::scratch::{LastUse, PRESTAGED_AREAS, SMALL_AREAS, Scratch, TRACKS};
 
-/// "I have staged my chunks up to this step."
+/// The rank has staged its chunks up to this step.
 const STAGED: usize = 0;
-/// "My reduced results are there up to this step."
+/// The rank's reduced results are complete up to this step.
 const REDUCED: usize = 1;
-/// "I have read all I need of my peers' memory up to this step."
+/// The rank has read all it needs of its peers' memory up to this step.
 const DONE: usize = 2;
 
 /// Bits of a flag value that count steps; the rest is the sequence number.
 const STEP_BITS: u32 = 24;
 
-/// Flags of one track: the three above.
+/// Flags of one track: [`STAGED`], [`REDUCED`] and [`DONE`].
 const TRACK_FLAGS: usize = 3;
-/// Behind the flags of both tracks: the tag of what lies in each area for pre-staged operands.
+/// First flag behind those of both tracks: the tag of the operand in each area for pre-staged operands.
 const PRESTAGED: usize = TRACKS * TRACK_FLAGS;
 const _: () = assert!(PRESTAGED + PRESTAGED_AREAS <= Arena::FLAGS);
 
-/// Slots of a track, if they are as long as can be. Two would let a rank stage while its peers read;
-/// with four, ranks that share a core seldom wait for each other.
+/// Slots of a track at their full length. With two, a rank could stage while its peers read; with four, ranks that
+/// share a core seldom wait for each other.
 const SLOTS: usize = 4;
-/// Most bytes of an area for small operations.
+/// Largest area for small operations, in bytes.
 const SMALL_BYTES_MAX: usize = 32 << 10;
-/// Most bytes of an area for pre-staged operands.
+/// Largest area for pre-staged operands, in bytes.
 pub(crate) const PRESTAGED_BYTES_MAX: usize = 64 << 10;
-/// Everything is cut at cache lines.
+/// Bytes of a cache line; all areas are cut at cache lines.
 pub(crate) const LINE: usize = 64;
 
-/// How each rank's staging memory is cut up; the same on all ranks of a host.
+/// Layout of each rank's staging memory; the same on all ranks of a host.
 #[derive(Clone, Copy, Debug)]
 struct Areas {
     small: usize,
@@ -53,12 +53,12 @@ struct Areas {
     slot: usize,
 }
 
-/// Which flags and slots a pipeline uses.
+/// Selects the flags and slots of a pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Track {
-    /// Of operations with one pipeline.
+    /// For operations with one pipeline.
     First,
-    /// Of a second pipeline that runs beside the first.
+    /// For a second pipeline that runs beside the first.
     Second,
 }
 
@@ -78,7 +78,7 @@ impl Areas {
         Ok(Self { small, ahead, slot })
     }
 
-    /// Where the slots of the first track begin.
+    /// Returns where the slots of the first track begin.
     fn before_slots(&self) -> usize {
         SMALL_AREAS * self.small + PRESTAGED_AREAS * self.ahead
     }
@@ -97,27 +97,29 @@ pub(crate) struct Local<'a> {
 pub(crate) struct Slots<'a> {
     local: &'a Local<'a>,
     offset: usize,
-    /// The two that share bytes have swapped places.
+    /// The members that exchange bytes have swapped places.
     swapped: bool,
 }
 
 impl Slots<'_> {
-    /// The slot of the member at a position among this host's members.
+    /// Returns the slot of the member at a position among this host's members.
     pub(crate) fn of(&self, position: usize) -> *mut u8 {
         self.area(if self.swapped { 1 - position } else { position })
     }
 
-    /// This member's slot.
+    /// Returns this member's slot.
     pub(crate) fn mine(&self) -> *mut u8 {
         self.of(self.local.me)
     }
 
-    /// In operations by pairs with parts of `part` bytes: where this member stages for another.
+    /// In operations with parts of `part` bytes: returns where this member stages the part for the member at
+    /// `position`.
     pub(crate) fn to(&self, position: usize, part: usize) -> *mut u8 {
         self.between(self.local.me, position, part)
     }
 
-    /// The same the other way: where this member finds what another staged for it.
+    /// In operations with parts of `part` bytes: returns where the member at `position` stages the part for this
+    /// member.
     pub(crate) fn from(&self, position: usize, part: usize) -> *mut u8 {
         self.between(position, self.local.me, part)
     }
@@ -135,18 +137,18 @@ impl Slots<'_> {
     }
 }
 
-/// The work of a pipelined operation in each step, between the waits. Each method is called in order of steps; `stage`
-/// runs ahead of `reduce`, and `reduce` ahead of `finish`. The work of a step follows from the step's number alone: a
+/// Work of a pipelined operation in each step, between the waits. Each method is called in the order of steps; `stage`
+/// runs ahead of `reduce`, and `reduce` ahead of `finish`. The work of a step depends only on its number, because a
 /// suspended operation is resumed with new work of the same kind.
 pub(crate) trait Work {
     /// Writes this rank's slot.
     fn stage(&mut self, step: usize, slots: &Slots<'_>);
-    /// Reads what the peers staged and writes results there; only in plans that reduce.
+    /// Reads the peers' slots and writes results there; only in schedules that reduce.
     fn reduce(&mut self, _step: usize, _slots: &Slots<'_>) {}
-    /// Reads the slots for the last time: in plans that reduce its own, with the peers' results, else
-    /// the peers'.
+    /// Reads slots for the last time: its own slot, with the peers' results, in schedules that reduce; otherwise the
+    /// peers' slots.
     fn finish(&mut self, step: usize, slots: &Slots<'_>);
-    /// [`Self::finish`] of one step and [`Self::stage`] of the one that has its slot next; only with `refills`.
+    /// [`Self::finish`] of one step and [`Self::stage`] of the step that uses its slot next; only with `refills`.
     fn refill(&mut self, finished: usize, staged: usize, slots: &Slots<'_>) {
         self.finish(finished, slots);
         self.stage(staged, slots);
@@ -158,25 +160,26 @@ pub(crate) trait Work {
 pub(crate) struct Schedule {
     pub(crate) steps: usize,
     pub(crate) pattern: Pattern,
-    /// Bytes of a slot, [`SLOTS`] times [`Local::slot_len`] at most; the shorter, the more there are of them.
+    /// Bytes of a slot, at most [`SLOTS`] times [`Local::slot_len`]. A track has more slots if they are shorter.
     pub(crate) slot_len: usize,
 }
 
-/// Which members read which slots.
+/// Readers of the slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pattern {
-    /// Every member for each other, which puts its result in the same place. When all results have
-    /// arrived, the slot is its owner's alone.
+    /// Every member stages a part for each other member, which replaces the part by its result. After all results have
+    /// arrived, only its owner uses the slot.
     Reduce {
-        /// Results leave a slot and the next operands come there in one go, which fetches its lines once for both.
+        /// Results are read from a slot while the next operands are written to it, which fetches its lines once for
+        /// both.
         refills: bool,
     },
-    /// Every member for all others.
+    /// Every member stages for all others.
     Share,
-    /// Every member for each other: each part has one reader. To be used with [`Slots::to`] and
-    /// [`Slots::from`].
+    /// Every member stages a part for each other member, so that each part has one reader. The work uses [`Slots::to`]
+    /// and [`Slots::from`].
     Pairs,
-    /// One member for all others.
+    /// One member stages for all others.
     From(usize),
 }
 
@@ -194,12 +197,12 @@ fn check_steps(steps: u64) -> Result<(), CollectiveError> {
 }
 
 impl<'a> Local<'a> {
-    /// `None` when this rank has no other member on its host.
+    /// Returns `None` if this rank has no other member on its host.
     pub(crate) fn new(ctx: &Ctx<'a>) -> Result<Option<Self>, CollectiveError> {
         Self::of(ctx.data, ctx.layout)
     }
 
-    /// As [`Self::new`].
+    /// As [`Self::new`], for callers without a context.
     pub(crate) fn of(data: &Data, layout: &'a SetLayout) -> Result<Option<Self>, CollectiveError> {
         let index = layout.arena();
         let Some(arena) = data.arena().filter(|_| index.len() > 1) else {
@@ -214,22 +217,22 @@ impl<'a> Local<'a> {
         }))
     }
 
-    /// Bytes that one member may stage in one step.
+    /// Returns how many bytes one member may stage in one step.
     pub(crate) fn slot_len(&self) -> usize {
         self.areas.slot
     }
 
-    /// Bytes of a small operation at most.
+    /// Returns how many bytes a small operation may have.
     pub(crate) fn small_len(&self) -> usize {
         self.areas.small
     }
 
-    /// Number of members on this host.
+    /// Returns the number of members on this host.
     pub(crate) fn len(&self) -> usize {
         self.index.len()
     }
 
-    /// Position of this member among them.
+    /// Returns the position of this member among those of this host.
     pub(crate) fn me(&self) -> usize {
         self.me
     }
@@ -242,7 +245,7 @@ impl<'a> Local<'a> {
             .map(|(_, arena)| *arena)
     }
 
-    /// Whether all `of` have published at least `value`.
+    /// Returns whether all of `of` have published at least `value`.
     fn reached(&self, of: impl IntoIterator<Item = usize>, flag: usize, value: u64) -> bool {
         of.into_iter()
             .all(|peer| self.arena.peek(peer, flag) >= value)
@@ -256,8 +259,8 @@ impl<'a> Local<'a> {
         self.arena.publish(flag, value, self.index);
     }
 
-    /// Lets `stage` write `bytes` for the operation that will have this tag, if there is room; whether it did. Only
-    /// before anybody can know that this rank is ready for it, and while no other tag waits for its operation.
+    /// Lets `stage` write `bytes` for the operation that will have this tag. Returns `false` if no area is free. Only
+    /// before this rank announces the operation, and while no other tag waits for its operation.
     pub(crate) fn prestage(
         &self,
         scratch: &Scratch,
@@ -265,7 +268,7 @@ impl<'a> Local<'a> {
         bytes: usize,
         stage: impl FnOnce(*mut u8),
     ) -> bool {
-        // First the one that was used longer ago: to ask costs the peers' words.
+        // First check the area that was used longer ago, because each check reads the peers' flags.
         let mut by_age: [usize; PRESTAGED_AREAS] = std::array::from_fn(|area| area);
         by_age.sort_unstable_by_key(|area| scratch.prestaged[*area].value);
         let is_free =
@@ -278,8 +281,8 @@ impl<'a> Local<'a> {
         true
     }
 
-    /// Carries out the whole operation if all members have staged under this tag; returns whether they have. Every
-    /// member gets the same answer: it is fixed before the operation is agreed on, and stays until all members have
+    /// Runs the whole operation if all members have staged under this tag; returns whether they have. Every member gets
+    /// the same answer: it is settled before the operation is agreed on, and does not change until all members have
     /// completed the operation.
     pub(crate) fn run_prestaged(
         &self,
@@ -303,7 +306,7 @@ impl<'a> Local<'a> {
             self.prestaged_area(arena, area_of(arena).unwrap_or_default())
         });
         let value = flag_value(ctx.seq, step);
-        // Nobody sleeps until these areas are free.
+        // No rank sleeps until these areas are free, so no wake-up is needed.
         self.arena.publish(DONE, value, &[]);
         ctx.scratch.prestaged[mine].set(value, self.index);
         Ok(true)
@@ -314,7 +317,7 @@ impl<'a> Local<'a> {
         self.arena.staging(arena).wrapping_add(offset)
     }
 
-    /// One step through the small area: `stage` writes this rank's, `finish` reads all of them.
+    /// Runs one step through the small area: `stage` writes this rank's slot, `finish` reads all slots.
     pub(crate) fn run_small(
         &self,
         ctx: &mut Ctx<'_>,
@@ -330,7 +333,7 @@ impl<'a> Local<'a> {
             offset: area * self.areas.small,
             swapped: false,
         };
-        // Once: after a pause the peers may be reading what it staged.
+        // Stage only once: after a suspension the peers may be reading this slot.
         if ctx.scratch.staged_small != value {
             wait(ctx.idle, || self.is_free(&ctx.scratch.small[area]))?;
             stage(slots.of(self.me));
@@ -344,7 +347,7 @@ impl<'a> Local<'a> {
         Ok(())
     }
 
-    /// Runs `work` through the first track, each stage as far ahead as slots allow.
+    /// Runs `work` through the first track; each stage runs as far ahead as slots allow.
     pub(crate) fn run(
         &self,
         ctx: &mut Ctx<'_>,
@@ -363,22 +366,22 @@ impl<'a> Local<'a> {
             }
         }
         if result.is_err() {
-            // Where it stands, should the operation go on another time.
+            // Keep the position, in case the operation is resumed.
             ctx.scratch.pause(pipeline);
         }
         Ok(result?)
     }
 }
 
-/// A pipelined operation on its way. All members of the host make the same ones in the same order.
+/// A pipelined operation under way. All members of the host make the same pipelines in the same order.
 #[derive(Debug)]
 pub(crate) struct Pipeline {
     schedule: Schedule,
     track: Track,
     seq: Seq,
-    /// Steps of this operation that came before.
+    /// Steps of this operation before this pipeline.
     base: u64,
-    /// Whether what is known to have been read of this rank's slots is enough to begin.
+    /// The earlier readers of the track's slots have finished, so this pipeline may stage.
     free: bool,
     staged: usize,
     reduced: usize,
@@ -408,22 +411,22 @@ impl Pipeline {
         })
     }
 
-    /// Steps of the operation before this pipeline, which tell it from the operation's others.
+    /// Returns the steps of the operation before this pipeline, which identify the pipeline within the operation.
     pub(crate) fn base(&self) -> u64 {
         self.base
     }
 
-    /// Whether this rank has nothing left to do.
+    /// Returns whether this rank has nothing left to do.
     pub(crate) fn is_done(&self) -> bool {
         self.finished == self.schedule.steps
     }
 
-    /// Steps of which this rank has read all it needs.
+    /// Returns the number of steps of which this rank has read all it needs.
     pub(crate) fn finished(&self) -> usize {
         self.finished
     }
 
-    /// The value that says that step `n` (from 0) is through.
+    /// Returns the flag value that marks step `n` (from 0) as complete.
     fn value(&self, n: usize) -> u64 {
         flag_value(self.seq, self.base + n as u64 + 1)
     }
@@ -446,7 +449,7 @@ impl Pipeline {
         SLOTS * local.areas.slot / self.schedule.slot_len
     }
 
-    /// Whether members write next where they have just read.
+    /// Returns whether members write next where they have just read.
     fn swaps(&self, local: &Local<'_>) -> bool {
         match self.schedule.pattern {
             Pattern::Pairs => true,
@@ -455,12 +458,12 @@ impl Pipeline {
         }
     }
 
-    /// Whether a slot may be written once this rank itself is through with its step.
+    /// Returns whether a slot may be written once this rank itself has finished its step.
     fn returns_slots(&self, local: &Local<'_>) -> bool {
         matches!(self.schedule.pattern, Pattern::Reduce { .. }) || self.swaps(local)
     }
 
-    /// Whether the peers whose slots this rank reads have set `flag` for a step.
+    /// Returns whether the peers whose slots this rank reads have set `flag` for a step.
     fn awaited(&self, local: &Local<'_>, flag: usize, step: usize) -> bool {
         let (flag, value) = (self.flag(flag), self.value(step));
         match self.schedule.pattern {
@@ -470,8 +473,8 @@ impl Pipeline {
         }
     }
 
-    /// Does the one thing that can be done and is most urgent; whether there was any. Stages no step
-    /// from `stage_limit` on.
+    /// Performs the most urgent action that is possible now; returns whether there was one. Stages no step from
+    /// `stage_limit` on.
     pub(crate) fn step(
         &mut self,
         local: &Local<'_>,
@@ -536,7 +539,7 @@ impl Pipeline {
         true
     }
 
-    /// Whether nobody needs any more what lies in the slot of the next step to stage.
+    /// Returns whether no rank needs the contents of the slot of the next step to stage.
     fn may_stage(&mut self, local: &Local<'_>, ctx: &Ctx<'_>) -> bool {
         let done = self.flag(DONE);
         if !self.free {
@@ -555,23 +558,23 @@ impl Pipeline {
     }
 }
 
-/// How bytes from a slot are written to where they belong.
+/// How bytes from a slot are written to their destination.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Landing {
-    /// Past the caches.
+    /// Write past the caches.
     pub(crate) streaming: bool,
-    /// Writing them back to the slot as well, so that its owner may soon write there again.
+    /// Write the bytes back to the slot, too, so that its owner may soon write there again.
     pub(crate) taking: bool,
 }
 
-/// Shorter pieces are not worth leaving the caches.
+/// Shorter pieces gain nothing from a write past the caches.
 const STREAMED_MIN: usize = 1 << 10;
 
 impl Landing {
     /// Copies `bytes` from a slot.
     ///
     /// # Safety
-    /// Both are readable and writable for `bytes`, without overlap; nobody else touches either.
+    /// Both are readable and writable for `bytes`, without overlap; no other code touches either.
     pub(crate) unsafe fn copy(self, from: *mut u8, to: *mut u8, bytes: usize) {
         let streaming = self.streaming && bytes >= STREAMED_MIN;
         // SAFETY: the caller's promise, passed on.
@@ -586,7 +589,7 @@ impl Landing {
     }
 }
 
-/// Waits until `ready`.
+/// Waits until `ready` returns `true`.
 pub(crate) fn wait(
     idle: &mut dyn Idle,
     mut ready: impl FnMut() -> bool,

@@ -1,5 +1,4 @@
-//! The scratch of a rank, which lasts from one operation to the next: who may still read the staging memory, and
-//! buffers that are used again.
+//! State of a rank that lasts from one operation to the next: readers of its staging memory, and buffers for reuse.
 
 use horovod_kernels::Source;
 use horovod_protocol::Seq;
@@ -8,14 +7,14 @@ use crate::local::Pipeline;
 use crate::slices::{Segment, Vector};
 use crate::stages::Stages;
 
-/// Staging areas for small operations; which one is used follows from the sequence number.
+/// Number of staging areas for small operations; the sequence number selects the area.
 pub(crate) const SMALL_AREAS: usize = 4;
-/// Staging areas for operands that are staged before their operation begins.
+/// Number of staging areas for operands that are staged before their operation begins.
 pub(crate) const PRESTAGED_AREAS: usize = 2;
-/// Pipelines that one operation may have under way at the same time.
+/// Number of pipelines that one operation may have under way at the same time.
 pub(crate) const TRACKS: usize = 2;
 
-/// Buffers kept for reuse; more are dropped.
+/// At most so many buffers are kept for reuse; more are dropped.
 const KEPT_MAX: usize = 16;
 /// Longest buffer kept, in bytes.
 const KEPT_BYTES_MAX: usize = 16 << 20;
@@ -25,15 +24,15 @@ const KEPT_BYTES_MAX: usize = 16 << 20;
 pub struct Scratch {
     /// The operation that `step` belongs to.
     seq: u64,
-    /// Steps of shared-memory phases done in this operation; the same on all members of the host.
+    /// Steps of shared-memory phases claimed in this operation; the same on all members of the host.
     step: u64,
-    /// Calls of this operation that have begun since it began or went on.
+    /// Calls of this operation that have begun since it began or was resumed.
     calls: usize,
-    /// Those that have ended, and what had been counted then.
+    /// Calls of this operation that have ended, with the counts at the end of each.
     ended: Vec<Ended>,
-    /// The pipeline in which the operation was broken off.
+    /// The pipeline in which the operation was suspended.
     paused: Option<Pipeline>,
-    /// The last step of which this rank has staged its part in a small area, as a flag value.
+    /// The last step for which this rank has staged its part in a small area, as a flag value.
     pub(crate) staged_small: u64,
     pub(crate) small: [LastUse; SMALL_AREAS],
     pub(crate) prestaged: [LastUse; PRESTAGED_AREAS],
@@ -43,7 +42,7 @@ pub struct Scratch {
     spare_vectors: Vec<Vec<Vector>>,
     counts: Vec<Vec<usize>>,
     buffers: Vec<Vec<u8>>,
-    /// When the parts of the operation began and ended, if somebody wants to know.
+    /// Begin and end of the operation's parts, if they are recorded.
     pub stages: Stages,
 }
 
@@ -54,14 +53,14 @@ struct Ended {
     stages: usize,
 }
 
-// SAFETY: the pointers inside `sources` and `vectors` are only used during a collective, from the
-// pointers that its caller gave; between calls they are never followed.
+// SAFETY: the pointers inside `sources` and `vectors` are only used during a collective, and point to memory of its
+// caller. They are not dereferenced between calls.
 unsafe impl Send for Scratch {}
 
 /// Readers that may still use a part of this rank's staging memory.
 #[derive(Debug, Default)]
 pub(crate) struct LastUse {
-    /// The flag value that says that a reader is through; 0 if nobody ever read.
+    /// The flag value with which a reader has finished; 0 if there was no reader.
     pub(crate) value: u64,
     /// Arena indices of the readers.
     pub(crate) readers: Vec<usize>,
@@ -76,7 +75,7 @@ impl LastUse {
 }
 
 impl Scratch {
-    /// Of a generation that has not run anything.
+    /// Makes the state of a generation that has not run anything.
     pub fn new() -> Self {
         Self::default()
     }
@@ -90,7 +89,7 @@ impl Scratch {
         }
     }
 
-    /// Claims the next `steps` steps of operation `seq`; returns how many came before.
+    /// Claims the next `steps` steps of operation `seq`; returns the number of steps before them.
     pub(crate) fn claim(&mut self, seq: Seq, steps: u64) -> u64 {
         self.count_for(seq);
         let base = self.step;
@@ -98,8 +97,8 @@ impl Scratch {
         base
     }
 
-    /// Begins the next call of operation `seq`; whether it is to run. It is not if it had ended before the operation
-    /// was broken off: its outputs hold results then, and its peers may long since have gone on.
+    /// Begins the next call of operation `seq`; returns whether it must run. A call that ended before the operation was
+    /// suspended does not run again: its outputs have results, and its peers may have continued.
     pub(crate) fn begin_call(&mut self, seq: Seq) -> bool {
         self.count_for(seq);
         let ended = self.ended.get(self.calls).copied();
@@ -111,7 +110,7 @@ impl Scratch {
         ended.is_none()
     }
 
-    /// The call that began last has ended.
+    /// Notes that the call that began last has ended.
     pub(crate) fn end_call(&mut self) {
         self.ended.push(Ended {
             step: self.step,
@@ -119,23 +118,23 @@ impl Scratch {
         });
     }
 
-    /// The operation that ran last was broken off and goes on with the next call; see [`crate::may_pause`].
+    /// Prepares the operation that was suspended last to be resumed by the next call; see [`crate::may_pause`].
     pub fn rewind(&mut self) {
         (self.step, self.calls) = (0, 0);
         self.stages.skip_to(0);
     }
 
-    /// Keeps a pipeline that was broken off until its operation goes on or another begins.
+    /// Keeps a suspended pipeline until its operation is resumed or another begins.
     pub(crate) fn pause(&mut self, pipeline: Pipeline) {
         self.paused = Some(pipeline);
     }
 
-    /// The pipeline that began after `base` steps of the operation, if it was broken off in that.
+    /// Returns the pipeline that began after `base` steps of the operation, if the operation was suspended in it.
     pub(crate) fn resume(&mut self, base: u64) -> Option<Pipeline> {
         self.paused.take_if(|pipeline| pipeline.base() == base)
     }
 
-    /// A vector of elements of `size` bytes over these segments.
+    /// Returns a vector of elements of `size` bytes over these segments.
     pub(crate) fn vector(
         &mut self,
         size: usize,
@@ -153,12 +152,12 @@ impl Scratch {
         }
     }
 
-    /// An empty list of vectors.
+    /// Returns an empty list of vectors.
     pub(crate) fn vectors(&mut self) -> Vec<Vector> {
         self.spare_vectors.pop().unwrap_or_default()
     }
 
-    /// Takes a list and what is in it back for reuse.
+    /// Takes a list and its vectors back for reuse.
     pub(crate) fn put_vectors(&mut self, mut list: Vec<Vector>) {
         list.drain(..).for_each(|vector| self.put_vector(vector));
         if self.spare_vectors.len() < KEPT_MAX {
@@ -166,7 +165,7 @@ impl Scratch {
         }
     }
 
-    /// A list of `len` zeros.
+    /// Returns a list of `len` zeros.
     pub(crate) fn counts(&mut self, len: usize) -> Vec<usize> {
         let mut counts = self.counts.pop().unwrap_or_default();
         counts.clear();
@@ -181,7 +180,7 @@ impl Scratch {
         }
     }
 
-    /// A buffer of `len` bytes with any content.
+    /// Returns a buffer of `len` bytes with any content.
     pub(crate) fn buffer(&mut self, len: usize) -> Vec<u8> {
         let enough = self
             .buffers
@@ -210,7 +209,7 @@ mod tests {
     #[test]
     fn after_a_rewind_calls_that_ended_are_passed_over() {
         let mut scratch = Scratch::new();
-        // Two calls end, one of them without a step, and the third is broken off.
+        // Two calls end, one of them without a step, and the third is suspended.
         for steps in [3, 0] {
             assert!(scratch.begin_call(Seq(7)));
             scratch.claim(Seq(7), steps);

@@ -1,9 +1,8 @@
-//! Allreduce between members that do not share memory, one per host or all on their own.
+//! Allreduce between members that do not share memory: one member per host, or all members of a set.
 //!
-//! Three ways, which differ in latency, bytes and connections but not in the result: every element is
-//! the sum of the members' contributions in the order of members, whatever part of the vector it lies
-//! in. So the result does not depend on what the negotiation happened to fuse. (The ring rounds halves
-//! at each member, the others once.)
+//! Three algorithms differ in latency, bytes and connections, but not in the result. Every element is the sum of the
+//! members' contributions in the order of members, in whatever part of the vector it lies. The result therefore does
+//! not depend on which tensors the negotiation has fused. (The ring rounds halves at each member, the others once.)
 
 use super::Reducer;
 use super::exchange::Exchange;
@@ -14,24 +13,24 @@ use crate::error::CollectiveError;
 use crate::select::Across;
 use crate::slices::{Parts, Segment, Vector};
 
-/// An allreduce that goes on a little whenever it is asked to, so that the caller can do something else
-/// meanwhile. Extents are those of [`parts`].
+/// An allreduce that makes progress in steps, so that the caller can do other work in between. Extents are those of
+/// [`parts`].
 pub(super) trait Going {
-    /// Goes on with what has arrived and what fits; whether anything moved. Inputs are there up to the
-    /// extent `ready`.
+    /// Processes data that has arrived and sends data that fits; returns whether anything moved. Inputs are complete up
+    /// to the extent `ready`.
     fn step(&mut self, ctx: &mut Ctx<'_>, ready: usize) -> Result<bool, CollectiveError>;
 
-    /// The extent up to which results are in the outputs.
+    /// Returns the extent up to which results are in the outputs.
     fn finished(&self) -> usize;
 
-    /// Whether this member has nothing left to do.
+    /// Returns whether this member has nothing left to do.
     fn is_done(&self) -> bool;
 
-    /// Gives its buffers back.
+    /// Returns the buffers to the scratch.
     fn put_back(self: Box<Self>, ctx: &mut Ctx<'_>);
 }
 
-/// The order in which a way goes through `len` elements of `members`.
+/// Returns the order in which an algorithm processes `len` elements of `members`.
 pub(super) fn parts(algorithm: Across, len: usize, members: usize) -> Parts {
     let count = match algorithm {
         Across::Exchange | Across::Ring => 1,
@@ -52,14 +51,14 @@ impl Group<'_> {
         self.members.len()
     }
 
-    /// The others, the next one first: so not all begin with the same one.
+    /// Returns the other positions, the next one first, so that not all members begin with the same peer.
     pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let (n, me) = (self.members.len(), self.me);
         (1..n).map(move |distance| (me + distance) % n)
     }
 }
 
-/// Starts an allreduce of the vector among the group and has `drive` bring it to its end.
+/// Starts an allreduce of the vector among the group and lets `drive` complete it.
 pub(super) fn with(
     ctx: &mut Ctx<'_>,
     algorithm: Across,
@@ -86,7 +85,7 @@ pub(super) fn with(
     Ok(())
 }
 
-/// One side of a vector as bytes; what is sent from there is only read.
+/// Returns one side of a vector as bytes; an input is only read.
 fn as_bytes(ctx: &mut Ctx<'_>, vector: &Vector, side: impl Fn(&Segment) -> *mut u8) -> Vector {
     let size = vector.size();
     ctx.scratch.vector(
@@ -99,7 +98,7 @@ fn as_bytes(ctx: &mut Ctx<'_>, vector: &Vector, side: impl Fn(&Segment) -> *mut 
     )
 }
 
-/// Runs among all members, each for itself.
+/// Runs among all members, without shared memory.
 pub(super) fn run(
     ctx: &mut Ctx<'_>,
     algorithm: Across,
@@ -117,9 +116,9 @@ pub(super) fn run(
     result
 }
 
-/// The vector with inputs that can be sent as they are: where this rank has nothing to say the neutral
-/// element is written to the outputs and sent from there, and so is everything if it is to be
-/// `prescaled`.
+/// Returns the vector with inputs that can be sent as they are. Where this rank does not contribute, the neutral
+/// element is written to the outputs and sent from there. With `prescaled` and a prescale factor, all inputs are scaled
+/// into the outputs and sent from there.
 pub(super) fn sendable(
     ctx: &mut Ctx<'_>,
     reducer: &Reducer,
@@ -144,7 +143,7 @@ pub(super) fn sendable(
     )
 }
 
-/// Brings an allreduce to its end whose inputs are all there.
+/// Completes an allreduce whose inputs are all ready.
 pub(super) fn to_the_end(ctx: &mut Ctx<'_>, going: &mut dyn Going) -> Result<(), CollectiveError> {
     let mut spins = 0;
     while !going.is_done() {

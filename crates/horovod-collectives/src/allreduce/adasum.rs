@@ -1,10 +1,10 @@
-//! Adasum: gradients are added where they are orthogonal and averaged where they agree, by the
-//! pairwise rule and the recursive vector-halving, distance-doubling scheme of Maleki et al., "Scaling
-//! Distributed Training with Adaptive Summation" (2020).
+//! Adasum adds gradients where they are orthogonal and averages them where they agree. It uses the pairwise rule and
+//! the recursive vector-halving, distance-doubling scheme of Maleki et al., "Scaling Distributed Training with Adaptive
+//! Summation" (2020).
 //!
-//! With a power of two of members it is exactly the published scheme. Otherwise the members beyond the
-//! largest power of two below first combine pairwise, by the same rule, with the first members, and get
-//! the result from them. Dot products and norms are per segment, in `f64`.
+//! With a power of two of members this is exactly the published scheme. Otherwise the members beyond the largest power
+//! of two below first combine pairwise with the first members, by the same rule. At the end the first members send them
+//! the result. Dot products and norms are per segment, in `f64`.
 
 use std::ops::Range;
 
@@ -56,7 +56,7 @@ struct Adasum<'a> {
     vector: &'a Vector,
     mine: Vec<u8>,
     theirs: Vec<u8>,
-    /// Per segment.
+    /// Dot products and norms of each segment.
     sums: Vec<DotNorms>,
     red: Reduction,
 }
@@ -101,7 +101,7 @@ impl<'a> Adasum<'a> {
         elems.start * self.vector.size()..elems.end * self.vector.size()
     }
 
-    /// Combines the whole vector of `extra`, a member of higher index, into this one's.
+    /// Combines the whole vector of `extra`, a member of higher index, into this member's vector.
     fn absorb(&mut self, ctx: &mut Ctx<'_>, extra: usize) -> Result<(), CollectiveError> {
         exchange_bytes(ctx, None, Some((extra, &mut self.theirs)))?;
         let all = 0..self.vector.len();
@@ -140,7 +140,7 @@ impl<'a> Adasum<'a> {
             };
             let peer = me ^ distance;
             let (out, inn) = (self.bytes(&range), self.bytes(&missing));
-            // Received beside, since both borrow one buffer.
+            // Received into the other buffer, since both slices cannot borrow one buffer.
             let (send, recv) = (&self.mine[out], &mut self.theirs[inn.clone()]);
             exchange_bytes(ctx, Some((peer, send)), Some((peer, recv)))?;
             self.mine[inn.clone()].copy_from_slice(&self.theirs[inn]);
@@ -149,7 +149,7 @@ impl<'a> Adasum<'a> {
         Ok(())
     }
 
-    /// Dot product and norms of each segment's part in `range`; `a` is this member's if it is lower.
+    /// Computes dot product and norms of each segment's part in `range`; `a` is this member's vector if it is `lower`.
     fn measure(&mut self, range: &Range<usize>, lower: bool) {
         self.sums.clear();
         self.sums
@@ -169,8 +169,7 @@ impl<'a> Adasum<'a> {
         }
     }
 
-    /// Adds up the sums of the `group` members that hold slices of the same two vectors, in the same
-    /// order on all.
+    /// Adds up the sums of the `group` members that have slices of the same two vectors, in the same order on all.
     fn add_up(&mut self, ctx: &mut Ctx<'_>, group: usize) -> Result<(), CollectiveError> {
         let mut send: Vec<u8> = Vec::with_capacity(self.sums.len() * 24);
         let mut recv = vec![0; self.sums.len() * 24];
@@ -184,7 +183,7 @@ impl<'a> Adasum<'a> {
             }
             let peer = ctx.me ^ distance;
             exchange_bytes(ctx, Some((peer, &send)), Some((peer, &mut recv)))?;
-            // Addition of two is commutative to the bit, so both partners get the same.
+            // The addition of two numbers is commutative to the bit, so both partners get the same sum.
             for (sum, bytes) in self.sums.iter_mut().zip(recv.chunks_exact(24)) {
                 let at = |i: usize| {
                     let mut value = [0; 8];
@@ -202,7 +201,7 @@ impl<'a> Adasum<'a> {
         Ok(())
     }
 
-    /// Combines `range` of both buffers into this member's.
+    /// Combines `range` of both buffers into this member's buffer.
     fn combine(&mut self, range: &Range<usize>, lower: bool) {
         let base = range.start * self.vector.size();
         for piece in self.vector.pieces(range.clone()) {

@@ -1,5 +1,5 @@
-//! Small vectors on one host: every rank stages everything and reduces everything, which takes one
-//! hand-over instead of two.
+//! Small vectors on one host: every rank stages its whole vector and reduces all vectors, which takes one hand-over
+//! instead of two.
 
 use super::{GroupPosition, Reducer, reduce_range};
 use crate::context::Ctx;
@@ -24,7 +24,7 @@ pub(super) fn run(
     let stage = |mine: *mut u8| {
         for piece in vector.pieces(all.clone()) {
             // SAFETY: the caller of the collective vouches for the segments; the vector fits the
-            // area, which nobody reads until it is published.
+            // area, which no peer reads until it is published.
             unsafe { reducer.stage(&piece, mine.wrapping_add(piece.at)) };
         }
     };

@@ -1,5 +1,5 @@
-//! Small vectors between members: every one sends its whole vector to every other and reduces all of
-//! them, in the order of members. One hop, and as many bytes as there are members.
+//! Small vectors between members: every member sends its whole vector to every other and reduces all of them, in the
+//! order of members. This takes one hop; each member sends its vector once per peer.
 
 use super::across::{Going, Group};
 use super::{GroupPosition, Reducer, reduce_range};
@@ -11,9 +11,9 @@ pub(super) struct Exchange<'a> {
     reducer: &'a Reducer,
     vector: &'a Vector,
     group: Group<'a>,
-    /// Everybody's vector, by position; empty before this member's is complete.
+    /// Vectors of all members, by position; empty until this member's inputs are complete.
     all: Vec<u8>,
-    /// Bytes of this member's vector sent to, and of the other's received from, each position.
+    /// By position: bytes sent of this member's vector, and in `received` bytes received of the other member's.
     sent: Vec<usize>,
     received: Vec<usize>,
     done: bool,
@@ -36,7 +36,7 @@ impl<'a> Exchange<'a> {
         self.vector.len() * self.vector.size()
     }
 
-    /// Copies this member's tensors to their place among all.
+    /// Copies this member's tensors to their place in `all`.
     fn begin(&mut self, ctx: &mut Ctx<'_>) {
         let bytes = self.bytes();
         self.all = ctx.scratch.buffer(self.group.len() * bytes);
@@ -54,9 +54,9 @@ impl<'a> Exchange<'a> {
     fn reduce(&mut self, ctx: &mut Ctx<'_>) {
         let bytes = self.bytes();
         let theirs = |position: usize| self.all[position * bytes..].as_ptr();
-        // Its own copy, too, is an operand like the others.
+        // This member's own copy is an operand like the others.
         let (nobody, all) = (usize::MAX, 0..self.vector.len());
-        // SAFETY: the caller of the collective vouches for the segments; the buffer holds everybody's.
+        // SAFETY: the caller of the collective vouches for the segments; the buffer holds the vectors of all members.
         unsafe {
             let group = GroupPosition {
                 me: nobody,

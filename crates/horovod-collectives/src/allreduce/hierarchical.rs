@@ -1,9 +1,8 @@
-//! Several hosts: reduce inside each host so that lane owners hold its partial result, reduce each lane
-//! across hosts, and collect the lanes inside each host; all three at the same time, a step apart.
+//! Several hosts: reduce inside each host so that lane owners get its partial result, reduce each lane across hosts,
+//! and collect the lanes inside each host. All three phases run at the same time, a step apart.
 //!
-//! There are as many lanes as the smallest host has members, so that hosts need not be alike: the
-//! first members of each host own them, the others of larger hosts only contribute and collect. A small
-//! vector is one lane.
+//! There are as many lanes as the smallest host has members, so hosts may differ in size. The first members of each
+//! host own the lanes; the other members of larger hosts only contribute and collect. A small vector is one lane.
 
 use std::ops::Range;
 
@@ -25,7 +24,7 @@ pub(super) fn run(
 ) -> Result<(), CollectiveError> {
     let local = Local::new(ctx)?;
     let bytes = vector.len() * vector.size();
-    // The same on all hosts, for all have the same settings.
+    // The choice is the same on all hosts, because all have the same settings.
     let small = algorithm == Across::Exchange && bytes <= ctx.tuning.exchange_max_bytes;
     let lanes = Lanes {
         len: vector.len(),
@@ -42,8 +41,8 @@ pub(super) fn run(
     }
 }
 
-/// The vector cut into one contiguous lane per owner, and each lane into the parts in which it passes
-/// between hosts. In elements.
+/// The vector cut into one contiguous lane per owner, and each lane into the parts in which it passes between hosts.
+/// All numbers are in elements.
 #[derive(Clone, Copy)]
 struct Lanes {
     len: usize,
@@ -65,7 +64,7 @@ impl Lanes {
         across::parts(self.algorithm, self.of(position).len(), self.hosts)
     }
 
-    /// A step's part of a lane: `chunk` elements of each part, with the part's number.
+    /// Returns a step's part of a lane: `chunk` elements of each part, with the part's number.
     fn step(
         self,
         position: usize,
@@ -79,12 +78,12 @@ impl Lanes {
         })
     }
 
-    /// The number of steps of `chunk` elements that the longest lane takes.
+    /// Returns the number of steps of `chunk` elements that the longest lane takes.
     fn steps(self, chunk: usize) -> usize {
         self.parts(0).longest().div_ceil(chunk)
     }
 
-    /// The members that reduce this rank's lane across hosts.
+    /// Returns the members that reduce this rank's lane across hosts.
     fn owners(self, ctx: &Ctx<'_>) -> Vec<usize> {
         let position = ctx.layout.my_local();
         (0..self.hosts)
@@ -93,8 +92,8 @@ impl Lanes {
     }
 }
 
-/// The lane of this rank as the hosts' partial results: of its outputs, or of its inputs if nobody adds
-/// anything to them on this host.
+/// Returns this rank's lane of its host's partial result. With `reduced` the partial result is in the outputs;
+/// otherwise it is in the inputs, because no other member of the host adds to them.
 fn lane(ctx: &mut Ctx<'_>, vector: &Vector, range: Range<usize>, reduced: bool) -> Vector {
     ctx.scratch.vector(
         vector.size(),
@@ -110,7 +109,7 @@ fn lane(ctx: &mut Ctx<'_>, vector: &Vector, range: Range<usize>, reduced: bool) 
     )
 }
 
-/// No other member is on this host: then there is one lane, and this rank owns it.
+/// Runs on a host without another member: then there is one lane, and this rank owns it.
 fn alone_on_host(
     ctx: &mut Ctx<'_>,
     reducer: &Reducer,
@@ -130,8 +129,8 @@ fn alone_on_host(
     result
 }
 
-/// A small vector: the first member of the host reduces it, exchanges it with the other hosts, and
-/// hands the result out.
+/// Runs a small vector: the first member of the host reduces it, exchanges it with the other hosts, and distributes the
+/// result.
 fn in_one_go(
     ctx: &mut Ctx<'_>,
     local: &Local<'_>,
@@ -145,7 +144,7 @@ fn in_one_go(
     let stage = |mine: *mut u8| {
         for piece in vector.pieces(all.clone()).filter(|_| !leader) {
             // SAFETY: the caller of the collective vouches for the segments; the vector fits the
-            // area, which nobody reads until it is published.
+            // area, which no peer reads until it is published.
             unsafe { reducer.stage(&piece, mine.wrapping_add(piece.at)) };
         }
     };
@@ -198,8 +197,8 @@ fn in_one_go(
     })
 }
 
-/// Everything at the same time: while a step is reduced inside the host, earlier ones pass between the
-/// hosts, and still earlier ones are collected.
+/// Runs all phases at the same time: while a step is reduced inside the host, earlier steps pass between the hosts, and
+/// still earlier steps are collected.
 fn side_by_side(
     ctx: &mut Ctx<'_>,
     local: &Local<'_>,
@@ -211,7 +210,7 @@ fn side_by_side(
     let align = LINE / size;
     let places = lanes.lanes * lanes.parts(0).count;
     let fits = local.slot_len() / places / LINE * align;
-    // Bytes that pass between hosts in one step; the host's memory may not hold as much.
+    // Elements of a part that pass between hosts in one step; the size of a slot may limit them.
     let chunk = (ctx.tuning.wire_chunk_bytes / size / align * align).clamp(align, fits.max(align));
     let schedule = Schedule {
         steps: lanes.steps(chunk),
@@ -234,7 +233,8 @@ fn side_by_side(
         lanes,
         chunk,
         me,
-        // All that a rank puts in is sent before results come, so what is as large has left the caches.
+        // A rank sends all its contributions before results arrive, so a vector of this size has left the caches by
+        // then.
         landing: Landing {
             streaming: vector.len() * size >= ctx.tuning.stream_min_bytes,
             taking: false,
@@ -300,7 +300,7 @@ fn side_by_side(
     Ok(())
 }
 
-/// Leaves this host's partial result of each lane in its owner's outputs.
+/// Reduces this host's partial result of each lane into the outputs of the lane's owner.
 struct Inward<'a> {
     reducer: &'a Reducer,
     vector: &'a Vector,
@@ -312,7 +312,7 @@ struct Inward<'a> {
 }
 
 impl Inward<'_> {
-    /// Where a step of a part of a lane lies in every slot.
+    /// Returns where a step of a part of a lane lies in every slot.
     fn at(&self, slot: *mut u8, lane: usize, part: usize) -> *mut u8 {
         let place = lane * self.lanes.parts(0).count + part;
         slot.wrapping_add(place * self.chunk * self.vector.size())
@@ -327,7 +327,7 @@ impl Work for Inward<'_> {
                 let to = self.at(mine, lane, part);
                 for piece in self.vector.pieces(range) {
                     // SAFETY: the caller of the collective vouches for the segments; a chunk fits
-                    // its place in the slot, which nobody reads until it is published.
+                    // its place in the slot, which no peer reads until it is published.
                     unsafe { self.reducer.stage(&piece, to.wrapping_add(piece.at)) };
                 }
             }
@@ -361,7 +361,7 @@ impl Work for Inward<'_> {
     }
 }
 
-/// Gives the finished lanes to all members of the host.
+/// Copies the finished lanes to all members of the host.
 struct Outward<'a> {
     vector: &'a Vector,
     lanes: Lanes,
@@ -371,7 +371,7 @@ struct Outward<'a> {
 }
 
 impl Outward<'_> {
-    /// Where a step of a part of the owner's lane lies in its slot.
+    /// Returns where a step of a part of the owner's lane lies in its slot.
     fn at(&self, slot: *mut u8, part: usize) -> *mut u8 {
         slot.wrapping_add(part * self.chunk * self.vector.size())
     }
@@ -385,7 +385,7 @@ impl Work for Outward<'_> {
             for piece in self.vector.pieces(range) {
                 let bytes = piece.elems * self.vector.size();
                 // SAFETY: the caller of the collective vouches for the segments; a chunk fits its
-                // place in the slot, which nobody reads until it is published.
+                // place in the slot, which no peer reads until it is published.
                 unsafe {
                     to.wrapping_add(piece.at)
                         .copy_from_nonoverlapping(piece.output, bytes);

@@ -1,7 +1,7 @@
 //! Adasum between hosts: the members of each host are averaged, then the averages of the hosts combine.
 //!
-//! Adasum is homogeneous of degree one: where all hosts have as many members, this is what Adasum of the hosts' sums
-//! gives when it is divided by that number. Hosts count alike, however many members they have.
+//! Adasum is homogeneous of degree one. If all hosts have the same number of members, the result is Adasum of the
+//! hosts' sums, divided by that number. Each host has the same weight, however many members it has.
 
 use std::collections::BTreeSet;
 
@@ -15,12 +15,13 @@ use crate::error::CollectiveError;
 use crate::layout::SetLayout;
 use crate::slices::Segment;
 
-/// The members of a process set by host, seen from one of them. It does not matter whether a host's share memory.
+/// The members of a process set by host, for one of the members. Whether the members of a host share memory does not
+/// matter.
 #[derive(Clone, Debug)]
 pub struct HostGroups {
-    /// Those of this rank's host.
+    /// The members on this rank's host.
     inside: Group,
-    /// The first of each host, if this rank is one of them.
+    /// The first member of each host, if this rank is one of them.
     between: Option<Group>,
 }
 
@@ -32,7 +33,7 @@ struct Group {
 }
 
 impl HostGroups {
-    /// Of these members (ascending global ranks, this rank among them).
+    /// Groups these members (ascending global ranks, this rank among them) by host.
     ///
     /// # Panics
     /// As [`SetLayout::new`].
@@ -57,7 +58,7 @@ impl Group {
         Self { members, layout }
     }
 
-    /// In place of a context of the whole set.
+    /// Returns this group's context, in place of the context of the whole set.
     fn context<'a>(&'a self, ctx: &'a mut Ctx<'_>) -> Ctx<'a> {
         Ctx {
             data: ctx.data,
@@ -75,9 +76,9 @@ impl Group {
 
 /// Averages the inputs of each host's members, combines the averages by Adasum, and gives every member the result.
 ///
-/// All members pass segments of the same lengths; an input that is null counts as zeros. On each host the sum is divided
-/// by the number of its members, or, if `red.divisor` is less than that of all members, of those that pass inputs. `red`
-/// says Adasum.
+/// All members pass segments of the same lengths; a null input counts as zeros. On each host the sum is divided by the
+/// number of the host's members. If `red.divisor` is less than the number of all members, only the host's members with
+/// inputs are counted. `red.op` is Adasum.
 ///
 /// # Safety
 /// As of [`allreduce`].
@@ -126,7 +127,7 @@ pub unsafe fn adasum_of_hosts(
         if !seg.input.is_null() {
             return *seg;
         }
-        // SAFETY: the caller vouches for the outputs. All of a host may be absent, so none can be left out.
+        // SAFETY: the caller vouches for the outputs. All members of a host may be absent, so no input may stay null.
         unsafe { seg.output.write_bytes(0, seg.elems * dtype.size()) };
         in_place(seg)
     });

@@ -1,5 +1,5 @@
-//! Allreduce: its arguments, the choice of an algorithm, and the one for larger vectors on one host, which stages in
-//! memory that the ranks share. The others are in files of their own.
+//! Allreduce: its arguments, the choice of an algorithm, and the algorithm for larger vectors on one host, which stages
+//! in shared memory. The other algorithms are in files of their own.
 
 mod across;
 mod adasum;
@@ -30,14 +30,14 @@ pub(crate) use reducer::{GroupPosition, Reducer, alone, reduce_range};
 pub use host_averages::{HostGroups, adasum_of_hosts};
 pub use prestaged::{StagingContext, prestage};
 
-/// How values combine.
+/// How values are combined.
 #[derive(Clone, Copy, Debug)]
 pub struct Reduction {
     /// Element type of all segments.
     pub dtype: DType,
     /// The operation.
     pub op: ReduceOp,
-    /// Factors around it.
+    /// Factors before and after the operation.
     pub scale: Scale,
     /// Divisor of `Average`: the number of ranks that contribute. Not used by other operations.
     pub divisor: u32,
@@ -45,15 +45,14 @@ pub struct Reduction {
 
 /// Combines the inputs of all members and gives every member the result.
 ///
-/// All members pass segments of the same lengths. An input may be null: that member contributes the
-/// neutral element (at least one member must contribute). Every element combines in one fixed order,
-/// whatever it is fused with: first the members of each host in their order, then the hosts in theirs.
-/// Halves are rounded once per host and once at the end (around a ring: once per host of it). Adasum
-/// works on each segment by itself.
+/// All members pass segments of the same lengths. An input may be null: that member contributes the neutral element (at
+/// least one member must contribute). Every element is combined in one fixed order, whatever tensors it is fused with:
+/// first the members of each host in their order, then the hosts in theirs. Halves are rounded once per host and once
+/// at the end (around a ring: once per host of it). Adasum processes each segment separately.
 ///
 /// # Safety
-/// Inputs are readable and outputs writable for their lengths; an output equals its own input or
-/// overlaps no segment; nobody else touches any of them until this returns.
+/// Inputs are readable and outputs writable for their lengths; an output equals its own input or overlaps no segment;
+/// no other code touches any of them until this returns.
 pub unsafe fn allreduce(
     ctx: &mut Ctx<'_>,
     red: &Reduction,
@@ -61,8 +60,8 @@ pub unsafe fn allreduce(
 ) -> Result<(), CollectiveError> {
     let _mode = DefaultMode::enter();
     if red.op == ReduceOp::Adasum {
-        // One at a time: dot products over a fused vector would be cut where its neighbours happen to end,
-        // and so differ in the last bit with what the negotiation happened to fuse.
+        // One segment at a time: a fused vector would be halved at places that depend on what the negotiation has
+        // fused. Dot products, and so results, would then differ in the last bit.
         let stage = ctx.scratch.stages.begin("HALVING_DOUBLING_ADASUM");
         segs.iter()
             .try_for_each(|seg| adasum::run(ctx, red, std::slice::from_ref(seg)))?;
@@ -110,8 +109,8 @@ pub unsafe fn allreduce(
     Ok(())
 }
 
-/// Whether [`allreduce`] over `bytes` may be broken off in any of its waits, by an error of `Idle::idle`, and go on
-/// later: after [`Scratch::rewind`], by the same call with the same arguments. Several in a row go on together.
+/// Returns whether [`allreduce`] over `bytes` may be suspended in any of its waits, by an error of `Idle::idle`. After
+/// [`Scratch::rewind`] the same call with the same arguments resumes it. Several calls in a row are resumed together.
 ///
 /// [`Scratch::rewind`]: crate::Scratch::rewind
 pub fn may_pause(
@@ -123,26 +122,27 @@ pub fn may_pause(
 ) -> bool {
     red != ReduceOp::Adasum
         && match select::allreduce(bytes, set, tuning) {
-            // It never waits.
+            // `Alone` never waits.
             AllreduceAlgorithm::Alone => true,
-            // These keep where they stand, and touch an output only in steps that are done once.
+            // These algorithms keep their position, and write an output only in steps that run once.
             algorithm => stages_scaled(algorithm, data),
         }
 }
 
-/// Whether operands pass through staging memory only and get a prescale factor of their own on the way there. The others
-/// find it applied to all inputs, in the outputs: what they are then is not known any more.
+/// Returns whether operands only pass through staging memory, where each gets its own prescale factor. For the other
+/// algorithms all inputs are scaled into the outputs beforehand, so such a call cannot be repeated.
 fn stages_scaled(algorithm: AllreduceAlgorithm, data: &Data) -> bool {
     use AllreduceAlgorithm::{Direct, Staged};
     matches!(algorithm, Direct | Staged) && data.arena().is_some()
 }
 
-/// On one host: in each step every rank stages the parts that others own, and reduces its own part from its tensors and
-/// the peers' staging memory. It writes the result back there, and collects the other results from its own.
+/// On one host: in each step every rank stages the parts that other ranks own, and reduces its own part from its
+/// tensors and the peers' staging memory. It writes the result back there, and collects the other results from its own
+/// staging memory.
 ///
-/// Steps are consecutive stretches of the vector, so that each tensor's bytes are touched twice within a short time;
-/// some of them are in flight in different stages. As the results of one are collected from a slot, the operands of a
-/// later one take their place.
+/// Steps are consecutive stretches of the vector, so that each tensor's bytes are touched twice within a short time.
+/// Several steps are in flight in different stages. While the results of one step are collected from a slot, the
+/// operands of a later step replace them.
 fn staged(ctx: &mut Ctx<'_>, reducer: &Reducer, vector: &Vector) -> Result<(), CollectiveError> {
     let Some(local) = Local::new(ctx)? else {
         return across::run(ctx, Across::Pairwise, reducer, vector);
@@ -162,7 +162,7 @@ fn staged(ctx: &mut Ctx<'_>, reducer: &Reducer, vector: &Vector) -> Result<(), C
         steps: cut.steps,
         pattern: Pattern::Reduce { refills },
         slot_len: if refills {
-            // Two are enough then, and stay in the second-level cache beside the tensors.
+            // Two slots are enough then, and stay in the second-level cache beside the tensors.
             2 * local.slot_len()
         } else {
             local.slot_len()
@@ -173,15 +173,15 @@ fn staged(ctx: &mut Ctx<'_>, reducer: &Reducer, vector: &Vector) -> Result<(), C
     result
 }
 
-/// Bytes reduced at a time where the result goes to several peers.
+/// Bytes reduced at a time if several peers receive the result.
 const BLOCK_BYTES: usize = 8 << 10;
 
-/// How a vector is cut into steps, and each step into one part per rank. In elements.
+/// How a vector is cut into steps, and each step into one part per rank. All numbers are in elements.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     total: usize,
     parts: usize,
-    /// Elements of a step, but for the last.
+    /// Elements of each step except the last.
     step: usize,
     steps: usize,
     /// Parts start at multiples of this.
@@ -194,7 +194,7 @@ impl Cut {
         let fits = slot_len / parts / LINE * align;
         let most = (tuning.chunk_bytes / vector.size()).clamp(align, fits.max(align));
         let least = (tuning.chunk_min_bytes / vector.size()).clamp(align, most);
-        // About eight steps fill the pipeline; beyond that larger chunks cost fewer hand-overs.
+        // About eight steps fill the pipeline; with more data, larger chunks cost fewer hand-overs.
         let part = total
             .div_ceil(8 * parts)
             .clamp(least, most)
@@ -210,7 +210,7 @@ impl Cut {
         }
     }
 
-    /// The part of `step` that the rank at `position` owns, and its byte-free offset in a slot.
+    /// Returns the part of `step` that the rank at `position` owns.
     fn part(&self, step: usize, position: usize) -> Range<usize> {
         let start = step * self.step;
         let end = (start + self.step).min(self.total);
@@ -219,7 +219,7 @@ impl Cut {
         from..(from + part).min(end)
     }
 
-    /// Elements of a part of a step of `len` elements.
+    /// Returns the elements of a part of a step of `len` elements.
     fn part_len(&self, len: usize) -> usize {
         len.div_ceil(self.parts).next_multiple_of(self.align)
     }
@@ -234,13 +234,13 @@ struct Staged<'a> {
 }
 
 impl Staged<'_> {
-    /// Bytes of a part in every slot.
+    /// Returns the bytes of a part in every slot.
     fn part_bytes(&self) -> usize {
         self.cut.step / self.cut.parts * self.vector.size()
     }
 }
 
-/// A range of the vector, taken bit by bit.
+/// A range of the vector, taken piece by piece.
 struct Stretch<'a, P> {
     vector: &'a Vector,
     pieces: P,
@@ -258,7 +258,7 @@ impl<'a> Stretch<'a, ()> {
 }
 
 impl<P: Iterator<Item = Piece>> Stretch<'_, P> {
-    /// The next elements of one tensor, at most `most`; `None` at the end.
+    /// Returns the next elements of one tensor, at most `most`; `None` at the end.
     fn take(&mut self, most: usize) -> Option<Piece> {
         let mut piece = self.rest.take().or_else(|| self.pieces.next())?;
         if piece.elems > most {
@@ -275,7 +275,7 @@ impl Work for Staged<'_> {
             let to = slots.to(position, self.part_bytes());
             for piece in self.vector.pieces(self.cut.part(step, position)) {
                 // SAFETY: the caller of the collective vouches for the segments; a part fits its
-                // place in the slot, which nobody reads until it is published.
+                // place in the slot, which no peer reads until it is published.
                 unsafe { self.reducer.stage(&piece, to.wrapping_add(piece.at)) };
             }
         }
@@ -286,7 +286,7 @@ impl Work for Staged<'_> {
         let mut peers = (0..members).filter(|position| *position != me);
         let Some(first) = peers.next() else { return };
         let part = self.cut.part(step, me);
-        // With more than one peer the result is copied on while it is in the first-level cache.
+        // With several peers the result is copied to the others while it is in the first-level cache.
         let block = if members == 2 {
             part.len().max(1)
         } else {
@@ -300,9 +300,9 @@ impl Work for Staged<'_> {
                 range.len() * self.vector.size(),
             );
             let place = |position| slots.from(position, self.part_bytes()).wrapping_add(at);
-            // SAFETY: as in `stage`; all peers have published this step, and nobody else touches
-            // this rank's part of their slots until the result is published, nor that of its own at
-            // any time. The result of an element replaces its operand.
+            // SAFETY: as in `stage`; all peers have published this step. No other rank touches this rank's part of
+            // their slots until the result is published, and none ever touches this rank's part of its own slot. The
+            // result of an element replaces its operand.
             unsafe {
                 if self.reducer.prescaled {
                     for piece in self.vector.pieces(range.clone()) {

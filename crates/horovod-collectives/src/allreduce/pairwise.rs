@@ -1,8 +1,8 @@
-//! Large vectors between members: each owns a part. Every other member sends it that part. When a chunk of all has
-//! come, it adds them up in the order of members and sends the result to all.
+//! Large vectors between members: each member owns a part, and every other member sends it that part. When a chunk of
+//! all contributions has arrived, the owner adds them in the order of members and sends the result to all.
 //!
-//! Each member sends and receives as many bytes as around a ring, but over one hop per phase. On each
-//! connection first go the contributions to the other's part, then the results of one's own.
+//! Each member sends and receives as many bytes as around a ring, but over one hop per phase. Each connection first
+//! carries the contributions to the peer's part, then the results of this member's part.
 
 use std::ops::Range;
 
@@ -16,9 +16,9 @@ use crate::exchange::{RecvCursor, SendCursor};
 use crate::select::Across;
 use crate::slices::{Parts, Vector};
 
-/// Most bytes of received contributions that wait to be added up, over all members.
+/// Most bytes of received contributions that wait for their addition, over all members.
 const WAITING_MAX: usize = 2 << 20;
-/// Fewest bytes of one member's that are received at a time.
+/// Fewest bytes of one member's contribution that are received at a time.
 const CHUNK_MIN: usize = 16 << 10;
 
 pub(super) struct Pairwise<'a> {
@@ -27,13 +27,13 @@ pub(super) struct Pairwise<'a> {
     outputs: &'a Vector,
     group: Group<'a>,
     parts: Parts,
-    /// The others, the next position first.
+    /// The other members, the next position first.
     peers: Vec<Peer<'a>>,
     /// A chunk of each peer's contribution to this member's part, in the order of `peers`.
     chunks: Vec<u8>,
     /// Bytes of a chunk.
     chunk: usize,
-    /// Elements of this member's part that are results.
+    /// Elements of this member's part that are reduced.
     reduced: usize,
     sources: Vec<Source>,
 }
@@ -41,9 +41,9 @@ pub(super) struct Pairwise<'a> {
 struct Peer<'a> {
     position: usize,
     out: SendCursor<'a>,
-    /// Whether what goes out are still contributions.
+    /// The bytes that are sent are still contributions.
     contributing: bool,
-    /// Bytes of its chunk that have come.
+    /// Bytes of this peer's chunk that have arrived.
     have: usize,
     results: RecvCursor<'a>,
 }
@@ -96,15 +96,15 @@ impl<'a> Pairwise<'a> {
         self.parts.of(self.group.me)
     }
 
-    /// Adds up what has come from all; whether there was anything.
+    /// Adds the contributions that have arrived from all members; returns whether there were any.
     fn reduce(&mut self, ready: usize) -> bool {
         let (n, size) = (self.group.len(), self.vector.size());
         let mine = self.my_part();
         let have = self.peers.iter().map(|peer| peer.have).min().unwrap_or(0);
         let left = mine.len() - self.reduced;
         let elems = (have / size).min(ready.saturating_sub(self.reduced));
-        // With one peer at once, while it is in the cache; with several by whole chunks, so that what the
-        // fastest sent need not be moved about.
+        // With one peer the addition is at once, while the data is in the cache. With several peers it is by whole
+        // chunks, so that the bytes of the fastest peer need not be moved.
         if elems == 0 || (n > 2 && elems < left.min(self.chunk / size).min(ready - self.reduced)) {
             return false;
         }

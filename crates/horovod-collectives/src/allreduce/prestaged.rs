@@ -1,7 +1,7 @@
-//! Small vectors on one host whose operands all members had staged when they said that they are ready: with the
-//! decision to run it everything is there, and nobody waits for anybody.
+//! Small vectors on one host whose operands all members staged before they announced the operation. When the decision
+//! to run it arrives all operands are staged, and no member waits for another.
 //!
-//! It is the direct algorithm without its hand-over, so the bits are the same.
+//! This is the direct algorithm without its hand-over, so the bits are the same.
 
 use horovod_protocol::OperationTag;
 use horovod_transport::Data;
@@ -20,22 +20,22 @@ use crate::slices::{Segment, Vector};
 pub struct StagingContext<'a> {
     /// The links and the arena of this generation.
     pub data: &'a Data,
-    /// Which members share a host.
+    /// Hosts of the members.
     pub layout: &'a SetLayout,
-    /// Sizes; the same on all members.
+    /// Sizes that select an algorithm; the same on all members.
     pub tuning: &'a Tuning,
-    /// State kept from one operation to the next.
+    /// State that lasts from one operation to the next.
     pub scratch: &'a mut Scratch,
     /// Whether ranks outnumber the cores of this host.
     pub oversubscribed: bool,
 }
 
-/// Stages the operand of the allreduce that will run with `tag` as its [`Ctx::tag`], if it is small enough for
-/// that; whether it was. For a rank that is about to say that it is ready, and has said so of nothing else that was
-/// pre-staged and has not run.
+/// Stages the operand of the allreduce that will run with `tag` as its [`Ctx::tag`], if the operand is small enough.
+/// Returns whether it was staged. The caller must be about to announce the operation. No other operation that it has
+/// pre-staged may be waiting to run.
 ///
 /// # Safety
-/// The input is readable, and nobody writes to it until the operation has ended.
+/// The input is readable, and no code writes to it until the operation has ended.
 pub unsafe fn prestage(
     context: StagingContext<'_>,
     tag: OperationTag,
@@ -61,7 +61,7 @@ pub unsafe fn prestage(
     let staged = !reducer.prescaled
         && local.prestage(scratch, tag, bytes, |to| {
             for piece in vector.pieces(0..vector.len()) {
-                // SAFETY: the caller's promise; the vector fits the area, which nobody reads before it is published.
+                // SAFETY: the caller's promise; the vector fits the area, which no peer reads before it is published.
                 unsafe { reducer.stage(&piece, to.wrapping_add(piece.at)) };
             }
         });
@@ -69,7 +69,7 @@ pub unsafe fn prestage(
     staged
 }
 
-/// Whether it was possible, and so is done.
+/// Runs the operation from pre-staged operands, if all members have staged theirs. Returns whether it ran.
 pub(super) fn run(
     ctx: &mut Ctx<'_>,
     tag: OperationTag,

@@ -1,4 +1,4 @@
-//! The arithmetic of an allreduce on pieces of its vector, whatever the algorithm.
+//! The arithmetic of an allreduce on pieces of its vector, independent of the algorithm.
 
 use std::ops::Range;
 
@@ -11,11 +11,11 @@ use crate::slices::{Piece, Vector};
 /// The steps of one reduction over pieces of the vector.
 #[derive(Clone, Copy)]
 pub(crate) struct Reducer {
-    /// The whole of it: factors, division.
+    /// The whole reduction, including factors and division.
     pub(crate) spec: Spec,
-    /// Whether a rank's data reach others with the prescale factor already applied. So it is for
-    /// everything but sums: the neutral elements of the others would not survive the factor. Its own it
-    /// reads from where it put them for others, so that it rounds halves as often as they do.
+    /// A rank's data reaches other ranks with the prescale factor already applied. This holds for every operation
+    /// except sums, because the factor would change the neutral elements of the others. The rank reads its own data
+    /// from the scaled copy, too, so that it rounds halves as often as its peers.
     pub(crate) prescaled: bool,
 }
 
@@ -43,7 +43,7 @@ impl Reducer {
         }
     }
 
-    /// The same without what happens to the result.
+    /// Returns the reduction without the steps that follow the combination: division and postscale factor.
     pub(crate) fn partial(&self) -> Self {
         Self {
             spec: self.spec.partial(),
@@ -51,7 +51,7 @@ impl Reducer {
         }
     }
 
-    /// The reduction of values that have had the prescale factor.
+    /// Returns the reduction of values to which the prescale factor was applied.
     pub(crate) fn without_pre(&self) -> Self {
         Self {
             spec: Spec {
@@ -62,12 +62,12 @@ impl Reducer {
         }
     }
 
-    /// This rank's own piece as an operand; `None` if it has nothing to say.
+    /// Returns this rank's own piece as an operand; `None` if this rank does not contribute.
     pub(super) fn own(&self, piece: &Piece) -> Option<Source> {
         (!piece.input.is_null()).then(|| Source::raw(piece.input))
     }
 
-    /// A peer's staged piece as an operand.
+    /// Returns a peer's staged piece as an operand.
     pub(super) fn staged(&self, ptr: *const u8) -> Source {
         Source {
             ptr,
@@ -75,7 +75,7 @@ impl Reducer {
         }
     }
 
-    /// Writes this rank's piece where a peer will read it.
+    /// Writes this rank's piece to where a peer reads it.
     ///
     /// # Safety
     /// The piece is readable and `to` writable for its length, without overlap.
@@ -98,7 +98,7 @@ impl Reducer {
         }
     }
 
-    /// Copies what lies in `slot` to `output`, then [`Self::stage`]s a piece of the same length there.
+    /// Copies the contents of `slot` to `output`, then stages a piece of the same length in `slot` by [`Self::stage`].
     ///
     /// # Safety
     /// The piece is readable, `output` and `slot` are writable for its length, without overlap.
@@ -115,8 +115,7 @@ impl Reducer {
         }
     }
 
-    /// Writes `elems` of this rank's elements to `to` as the first partial result: with the prescale
-    /// factor.
+    /// Writes `elems` of this rank's elements to `to` as the first partial result, with the prescale factor applied.
     ///
     /// # Safety
     /// `input` is null or readable, `to` writable for the elements; they are equal or do not overlap.
@@ -140,18 +139,17 @@ impl Reducer {
     }
 }
 
-/// Where this rank stands among those whose data are added up.
+/// This rank's position among the members whose data is reduced.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GroupPosition {
-    /// Its position; that of nobody if its own data come like the others'.
+    /// Position of this rank; no member's position if its own data is staged like the others'.
     pub(crate) me: usize,
-    /// How many there are.
+    /// Number of members.
     pub(crate) members: usize,
 }
 
-/// Reduces own and staged pieces of `range` in the order of the host's members: `theirs(position)`
-/// gives a peer's data for the range (and this rank's, if it is to be prescaled), `second` another place
-/// for the result.
+/// Reduces own and staged pieces of `range` in the order of the host's members. `theirs(position)` returns a peer's
+/// data for the range, and this rank's data if the reducer is prescaled. `second` is another place for the result.
 ///
 /// # Safety
 /// The vector keeps its caller's promise; `theirs` are readable and stable, `second` is writable, for
@@ -181,7 +179,7 @@ pub(crate) unsafe fn reduce_range(
     }
 }
 
-/// One member: factors only.
+/// Applies the factors where the only member is this rank.
 pub(crate) fn alone(reducer: &Reducer, vector: &Vector) {
     for piece in vector.pieces(0..vector.len()) {
         // SAFETY: the caller of the collective vouches for the segments.

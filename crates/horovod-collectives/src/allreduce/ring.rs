@@ -1,9 +1,9 @@
-//! Allreduce around a ring: a partial result travels from the first member to the last, each adding its
-//! own, and the result goes on around to all.
+//! Allreduce around a ring: a partial result travels from the first member to the last, and each adds its own data. The
+//! result then travels around the ring to all.
 //!
-//! Each member talks to its two neighbours only. Everything is passed on as it arrives, so with many
-//! members each link carries the vector twice, as it does when the members begin at different parts;
-//! but then the order of addition would differ from part to part.
+//! Each member communicates with its two neighbours only. Data is forwarded as it arrives, so with many members each
+//! link carries the vector twice. A scheme in which members begin at different parts sends the same volume, but its
+//! order of addition differs from part to part.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use crate::error::CollectiveError;
 use crate::exchange::{RecvCursor, SendCursor};
 use crate::slices::Vector;
 
-/// The receive buffer holds at least one element of any type.
+/// Least size of the receive buffer: one element of any type must fit.
 const LEAST_BUFFER: usize = 64;
 
 pub(super) struct Ring<'a> {
@@ -26,18 +26,18 @@ pub(super) struct Ring<'a> {
     outputs: &'a Vector,
     me: usize,
     last: usize,
-    /// Member indices of the neighbours.
+    /// Member indices of the neighbours: this member sends to `next` and receives from `previous`.
     next: usize,
     previous: usize,
-    /// Bytes of the vector up to here are partial results, with this member's part in them.
+    /// Bytes of the vector up to here are partial results that include this member's data.
     added: usize,
     /// Received partial results; the first `have` bytes wait for the rest of their element.
     buffer: Vec<u8>,
     have: usize,
-    /// Results on their way in; done from the start on the last member, which makes them.
+    /// Results that this member receives; complete from the start on the last member, which computes them.
     results: RecvCursor<'a>,
     out: SendCursor<'a>,
-    /// Whether what goes out are still partial results.
+    /// The bytes that are sent are still partial results.
     contributing: bool,
 }
 
@@ -83,7 +83,8 @@ impl<'a> Ring<'a> {
         }
     }
 
-    /// The results that this member passes on: the last but one has nobody left who needs them.
+    /// Returns the range of results that this member forwards. The last member but one forwards none, because its
+    /// successor has computed them.
     fn passed_on(&self) -> Range<usize> {
         if self.me + 1 == self.last {
             0..0
@@ -92,7 +93,7 @@ impl<'a> Ring<'a> {
         }
     }
 
-    /// Takes one buffer of what has come and adds this member's; whether anything had.
+    /// Receives one buffer of partial results and adds this member's data; returns whether anything had arrived.
     fn add(&mut self, ctx: &mut Ctx<'_>, ready: usize) -> Result<bool, CollectiveError> {
         let (size, total) = (self.vector.size(), self.outputs.len());
         let ready = ready.saturating_mul(size).min(total);

@@ -1,4 +1,4 @@
-//! Devices other than the host, as the engine knows them: everything that follows from where a tensor lies.
+//! Devices other than the host, behind one interface: everything that depends on where a tensor lies.
 
 use std::any::Any;
 use std::fmt;
@@ -13,81 +13,82 @@ use super::backend::{Backend, RawStream, Surroundings};
 use crate::error::Error;
 use crate::tensor::{Output, Tensor};
 
-/// Facts that only an adapter and a device know of a tensor's memory, such as the event of the caller's stream. The engine
-/// carries them from [`Tensor::placed`] to the [`Accelerator`] and its [`Backend`], which alone read them.
+/// Facts about a tensor's memory that only an adapter and a device use, such as the event of the caller's stream. The
+/// engine passes them from [`Tensor::placed`] to the [`Accelerator`] and its [`Backend`], which alone read them.
 pub type Placement = Arc<dyn Any + Send + Sync>;
 
-/// One kind of device on which tensors may lie. All threads share it; its [`Backend`] belongs to the driver.
+/// One kind of device on which tensors may lie. All threads share the accelerator; its [`Backend`] belongs to the
+/// driver.
 ///
-/// A submission is claimed here. The members of a process set then settle once how they use their devices. Each
-/// execution takes the route that follows from that: it is launched on the device, goes through host memory, or is
-/// refused. A lost device shows in [`InFlight::failing`].
+/// Any thread claims the tensors of its submission here. The members of a process set then agree once how they use
+/// their devices. Each execution takes the route that follows from the agreement: it is launched on the device, goes
+/// through host memory, or is refused. [`InFlight::failing`] reports a lost device.
 ///
 /// [`InFlight::failing`]: super::backend::InFlight::failing
 pub trait Accelerator: Send + Sync {
-    /// The kind of device, which all ranks agree on for each operation.
+    /// Returns the kind of device, on which all ranks agree for each operation.
     fn kind(&self) -> Device;
 
     /// Checks tensors of one submission, all of this kind, and reserves the device on which they lie. Any thread calls
-    /// this, before anything is sent.
+    /// this, before the operation is announced.
     ///
     /// # Errors
-    /// The caller's mistake, and what to do about it.
+    /// The tensors cannot be used; the text names the mistake and the remedy.
     fn claim(&self, _: &[Tensor]) -> Result<(), Error> {
         Ok(())
     }
 
-    /// The number of the device in this process, once one is reserved.
+    /// Returns the number of the device in this process, once one is reserved.
     fn ordinal(&self) -> Option<i32> {
         None
     }
 
-    /// The work on the device, for reports of stalls; `None` before the first launch.
+    /// Returns the state of the work on the device, for reports of stalls; `None` before the first launch.
     fn standing(&self) -> Option<DeviceStanding> {
         None
     }
 
-    /// How long one execution may be on the device; `None`: for ever.
+    /// Returns how long one execution may be on the device; `None`: without limit.
     fn timeout(&self) -> Option<Duration> {
         None
     }
 
-    /// The driver's part, made once for each engine.
+    /// Makes the driver's part, once for each engine.
     fn backend(self: Arc<Self>, surroundings: &Surroundings<'_>) -> Box<dyn Backend>;
 }
 
-/// The end on a device of an operation that was launched there.
+/// The end of an operation that was launched on a device.
 pub trait LaunchEnd: Send + Sync + fmt::Debug {
-    /// The device's number in this process.
+    /// Returns the device's number in this process.
     fn ordinal(&self) -> i32;
 
-    /// Have a stream of the framework's wait for it; the host does not.
+    /// Makes a stream of the framework wait for this end; the host does not wait.
     ///
     /// # Errors
-    /// Of the device, or the stream is being captured into a graph.
+    /// An error of the device, or the stream is being captured into a graph.
     fn order(&self, stream: RawStream) -> Result<(), Error>;
 
-    /// Whether it has passed.
+    /// Returns whether the device has passed this end.
     ///
     /// # Errors
-    /// Of the device.
+    /// An error of the device.
     fn has_passed(&self) -> Result<bool, Error>;
 
-    /// Whether the operation has ended well; `None`: not ended. After an abort the device may have passed its end
-    /// without a result.
+    /// Returns whether the operation has succeeded; `None` if it has not ended. After an abort the device may have
+    /// passed the end without a result.
     fn ended_well(&self) -> Option<bool>;
 }
 
 /// The accelerators of this rank, and whether they are busy.
 pub(super) struct Accelerators {
     list: Vec<Arc<dyn Accelerator>>,
-    /// Executions on devices that have not ended, as the last thread that made progress saw it.
+    /// Number of executions on devices that have not ended, as of the last poll.
     in_flight: AtomicUsize,
 }
 
 impl Accelerators {
     /// # Errors
-    /// Two serve one kind of device, or one serves the host.
+    /// Two accelerators serve one kind of device, or one serves the host.
     pub(super) fn new(list: Vec<Arc<dyn Accelerator>>) -> Result<Self, Error> {
         let mut kinds = vec![Device::Cpu];
         for accelerator in &list {
@@ -104,7 +105,7 @@ impl Accelerators {
         Ok(Self { list, in_flight })
     }
 
-    /// The driver's parts, with the kind of device that each serves.
+    /// Makes the driver's backends; returns each with the kind of device that it serves.
     pub(super) fn backends(&self, surroundings: &Surroundings<'_>) -> Vec<DeviceBackend> {
         let list = self.list.iter();
         list.map(|accelerator| {
@@ -119,7 +120,7 @@ impl Accelerators {
         list.find(|a| a.kind() == kind).map(|found| &**found)
     }
 
-    /// Checks tensors of one submission that lie on this kind of device.
+    /// Checks tensors of one submission that lie on this kind of device, and reserves the device.
     pub(super) fn claim(&self, kind: Device, tensors: &[Tensor]) -> Result<(), Error> {
         let accelerator = self.of(kind).ok_or_else(|| {
             Error::Invalid(format!(
@@ -130,12 +131,12 @@ impl Accelerators {
         accelerator.claim(tensors)
     }
 
-    /// The number of this kind of device in this process, once one is reserved.
+    /// Returns the number of this kind of device in this process, once one is reserved.
     pub(super) fn ordinal(&self, kind: Device) -> Option<i32> {
         self.of(kind)?.ordinal()
     }
 
-    /// The work on the first device that has any; `None` before the first launch.
+    /// Returns the state of the work on the first device that has any; `None` before the first launch.
     pub(super) fn standing(&self) -> Option<DeviceStanding> {
         let mut standings = self.list.iter().filter_map(|a| a.standing());
         let first = standings.next()?;
@@ -145,17 +146,17 @@ impl Accelerators {
         Some(standings.find(|next| next.at.is_some()).unwrap_or(first))
     }
 
-    /// The shortest time that an execution may be on a device.
+    /// Returns the shortest time limit of an execution on any device; `None`: without limit.
     pub(super) fn timeout(&self) -> Option<Duration> {
         self.list.iter().filter_map(|a| a.timeout()).min()
     }
 
-    /// So many executions on devices have not ended.
+    /// Stores the number of executions on devices that have not ended.
     pub(super) fn note_in_flight(&self, count: usize) {
         self.in_flight.store(count, Ordering::Release);
     }
 
-    /// Whether all executions on devices have ended.
+    /// Returns whether all executions on devices have ended.
     pub(super) fn is_idle(&self) -> bool {
         self.in_flight.load(Ordering::Acquire) == 0
     }
@@ -164,7 +165,8 @@ impl Accelerators {
 /// A backend, and the kind of device that it serves.
 pub(super) type DeviceBackend = (Device, Box<dyn Backend>);
 
-/// Checks that hold on every device: the order in memory, and that somebody gives the memory for results.
+/// Checks what holds on every device: tensors are in row-major order. With `must_have_outputs` the engine must not have
+/// to allocate an output.
 pub(super) fn check_layout(
     kind: Device,
     tensors: &[Tensor],

@@ -1,4 +1,4 @@
-//! Allocation of outputs by the submission itself: asked for when their sizes are known, while no lock is held.
+//! Allocation of outputs by the submission's allocator: called when their sizes are settled, while no lock is held.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,9 +13,9 @@ use super::backend::Outputs;
 use super::handles::DueCallback;
 use crate::buffer::Buffer;
 
-/// Gives memory for an output: which tensor of the submission it belongs to, its element type and its shape. The memory
-/// must be writable, and nobody else's, until the operation has ended; for an output without elements it may be null.
-/// The text of an error says why there is none.
+/// Allocates memory for an output, given the index of its tensor in the submission, its element type and its shape. The
+/// memory must be writable, and used by nothing else, until the operation has ended. For an output without elements it
+/// may be null. The text of an error gives the reason.
 pub type Allocator = Box<dyn FnMut(usize, DType, &[u64]) -> Result<Allocated, String> + Send>;
 
 /// Memory for an output.
@@ -23,7 +23,7 @@ pub type Allocator = Box<dyn FnMut(usize, DType, &[u64]) -> Result<Allocated, St
 pub struct Allocated {
     /// First byte, on the device of the submission.
     pub memory: *mut u8,
-    /// The facts that the device of the submission must know, such as when the memory may be written.
+    /// Facts that the device of the submission needs, such as when the memory may be written.
     pub placement: Option<Placement>,
 }
 
@@ -34,7 +34,7 @@ impl From<*mut u8> for Allocated {
     }
 }
 
-/// Memory that was asked for.
+/// An allocation that was requested, and its result.
 #[derive(Default)]
 pub(super) struct Allocation {
     ended: AtomicBool,
@@ -48,7 +48,8 @@ struct Wanted {
 }
 
 impl Allocation {
-    /// The outputs of these entries; the call asks for those that have an allocator.
+    /// Returns an allocation for these entries, and the callback that calls their allocators. Entries without an
+    /// allocator get no outputs.
     pub(super) fn of(
         entries: &mut [Option<Entry>],
         shapes: Vec<Vec<Shape>>,
@@ -83,12 +84,12 @@ impl Allocation {
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the memory has been given or refused.
+    /// Returns whether the allocation has succeeded or failed.
     pub(super) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// The memory, or why there is none, once; `None` while it is asked for.
+    /// Returns the memory or the error, once; `None` until the allocators have returned.
     pub(super) fn take(&self) -> Option<Result<Outputs, String>> {
         self.has_ended().then(|| self.outcome().take())?
     }

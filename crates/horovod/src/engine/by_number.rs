@@ -1,12 +1,12 @@
-//! Maps whose keys are the numbers that this process gave out itself.
+//! Maps whose keys are numbers that this process assigns itself.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A map by number. Nobody else chooses the numbers, so nothing defends against chosen ones.
+/// A map by number. No outside party chooses the numbers, so the hash needs no defence against chosen keys.
 pub(super) type ByNumber<V> = HashMap<u64, V, BuildHasherDefault<NumberHasher>>;
 
-/// One multiplication: numbers in a row fall into places of their own, and differ in the upper bits.
+/// Hash by one multiplication: consecutive numbers fall into different buckets, and differ in the upper bits.
 #[derive(Default)]
 pub(super) struct NumberHasher(u64);
 

@@ -1,4 +1,4 @@
-//! The registry of calling threads, and what each waits for: so that a stall can be told from slowness.
+//! The registry of calling threads and the operations for which they wait, which separates a stall from slowness.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -8,11 +8,11 @@ use std::time::Duration;
 use super::Handle;
 use super::soft::SoftWaits;
 
-/// A wait in slices is still the same wait when the next slice begins within this time.
+/// A wait in slices counts as one wait if the next slice begins within this time.
 const BETWEEN_SLICES: Duration = Duration::from_secs(1);
-/// The thread is in the call that waits.
+/// Value of `left_at` while the thread is in the call that waits.
 const INSIDE: u64 = u64::MAX;
-/// It waits for nothing.
+/// Value of `waits_for` of a thread that waits for nothing.
 const NOTHING: u64 = 0;
 
 /// The threads that have called operations of one engine.
@@ -21,11 +21,11 @@ pub(super) struct Callers {
     engine: u64,
     threads: Mutex<Vec<Arc<Caller>>>,
     submitted: AtomicU64,
-    /// Threads of a framework call, too, or may.
+    /// Threads of a framework call operations, too, or may do so.
     has_guests: AtomicBool,
     /// Soft waits of these threads; the driver reads them.
     soft: SoftWaits,
-    /// Calls under way that will be in the timeline when they return.
+    /// Number of calls under way that are recorded in the timeline when they return.
     recorded: AtomicUsize,
 }
 
@@ -33,9 +33,9 @@ pub(super) struct Callers {
 struct Caller {
     /// A handle, or [`NOTHING`].
     waits_for: AtomicU64,
-    /// The wait may be ended before its time.
+    /// The wait is soft: it may end before its operation.
     softly: AtomicBool,
-    /// When it left the wait without a result, in nanoseconds; [`INSIDE`] while it has not.
+    /// When the thread left the wait without a result, in nanoseconds; [`INSIDE`] while it waits.
     left_at: AtomicU64,
     gone: AtomicBool,
 }
@@ -58,8 +58,8 @@ thread_local! {
 
 static ENGINES: AtomicU64 = AtomicU64::new(0);
 
-/// While this exists, calls of the thread count as a framework's, and the thread is not registered. The place where a
-/// framework's thread waits says nothing of the script.
+/// While this exists, calls of the thread count as a framework's, and the thread is not registered. A wait of a
+/// framework's thread shows nothing about the script.
 #[must_use = "the thread is a guest until this is dropped"]
 pub(super) struct Guest {
     was_guest: bool,
@@ -82,13 +82,13 @@ impl Drop for Guest {
 /// State of the calling threads.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Waits {
-    /// All of them wait, and there is at least one.
+    /// All registered threads wait, and there is at least one.
     pub(super) all: bool,
-    /// A framework's threads, which nobody sees, may compute what they submit next.
+    /// A framework's threads, which are not registered, may compute what they submit next.
     pub(super) has_guests: bool,
-    /// For what.
+    /// Operations for which the threads wait.
     pub(super) handles: Vec<Handle>,
-    /// Those of them that are waited for softly.
+    /// Operations for which threads wait softly.
     pub(super) soft: Vec<Handle>,
 }
 
@@ -108,27 +108,28 @@ impl Callers {
         &self.soft
     }
 
-    /// A call begins that will be in the timeline when it returns.
+    /// Counts a call that begins, and that is recorded in the timeline when it returns.
     pub(super) fn recorded_call_begins(&self) {
         self.recorded.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// It has returned.
+    /// Counts the end of a recorded call.
     pub(super) fn recorded_call_ends(&self) {
         self.recorded.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Whether such calls are under way.
+    /// Returns whether recorded calls are under way.
     pub(super) fn has_recorded_calls(&self) -> bool {
         self.recorded.load(Ordering::SeqCst) > 0
     }
 
-    /// Threads of a framework may call from now on.
+    /// Notes that threads of a framework may call from now on.
     pub(super) fn expect_guests(&self) {
         self.has_guests.store(true, Ordering::Relaxed);
     }
 
-    /// Run with this thread's entry; not at all while the thread is being taken down.
+    /// Calls `then` with this thread's entry. Does nothing for a guest without an entry, or while the thread is being
+    /// taken down.
     fn with_mine(&self, then: impl FnOnce(&Caller)) {
         if IS_GUEST.get() {
             self.expect_guests();
@@ -144,7 +145,8 @@ impl Callers {
             if IS_GUEST.get() {
                 return;
             }
-            // Engines come and go with each init; those that nobody else knows have ended.
+            // Each init starts another engine. An entry to which only this thread refers belongs to an engine that has
+            // ended.
             mine.0.retain(|(_, caller)| Arc::strong_count(caller) > 1);
             let caller = Arc::new(Caller::default());
             then(&caller);
@@ -155,13 +157,13 @@ impl Callers {
         });
     }
 
-    /// This thread has submitted an operation.
+    /// Notes that this thread has submitted an operation.
     pub(super) fn submits(&self) {
         self.submitted.fetch_add(1, Ordering::Relaxed);
         self.with_mine(|caller| caller.waits_for.store(NOTHING, Ordering::Relaxed));
     }
 
-    /// This thread begins to wait.
+    /// Notes that this thread begins to wait.
     pub(super) fn waits(&self, handle: Handle, softly: bool) {
         self.with_mine(|caller| {
             caller.softly.store(softly, Ordering::Relaxed);
@@ -170,17 +172,17 @@ impl Callers {
         });
     }
 
-    /// It has what it waited for, or never will.
+    /// Notes that this thread's wait is over: it has a result, or never gets one.
     pub(super) fn waits_no_more(&self) {
         self.with_mine(|caller| caller.waits_for.store(NOTHING, Ordering::Relaxed));
     }
 
-    /// It leaves the wait without a result, perhaps to come back.
+    /// Notes that this thread leaves the wait without a result, and may resume it.
     pub(super) fn pauses(&self, now_ns: u64) {
         self.with_mine(|caller| caller.left_at.store(now_ns, Ordering::Relaxed));
     }
 
-    /// Operations submitted so far.
+    /// Returns the number of operations submitted so far.
     pub(super) fn submitted(&self) -> u64 {
         self.submitted.load(Ordering::Relaxed)
     }
@@ -247,7 +249,7 @@ mod tests {
                     "the other waits, this one does not"
                 );
             });
-            // The end of a scope does not wait for what a thread drops last, this does.
+            // The end of a scope does not wait for the destructors of thread-local values, a join does.
             other.join().unwrap();
         });
         assert!(callers.observe(0).all);
@@ -266,7 +268,7 @@ mod tests {
         assert!(!waits.all && waits.has_guests, "nobody is known");
         drop(guest);
         callers.submits();
-        // One that has called for itself stays known.
+        // A thread that has called outside of a guest call stays registered.
         let _guest = Guest::begin();
         callers.waits(Handle(2), false);
         assert!(callers.observe(0).all);

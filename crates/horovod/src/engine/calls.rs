@@ -1,4 +1,4 @@
-//! Operations for which the thread that submits them waits at once, and ends that are calls where it waits only a moment.
+//! Submissions whose thread waits at once, and callbacks that such a thread runs itself after a short wait.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use crate::error::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
     Plain,
-    /// It may be ended before its time: [`Engine::wait_softly`].
+    /// The wait may end before its operation: [`Engine::wait_softly`].
     Soft,
-    /// It also tells of what this thread has submitted, which nobody knows of yet.
+    /// The wait also announces the operation that this thread has submitted.
     Announcing,
 }
 
 impl Wait {
-    /// The wait of the thread that has just queued the operation.
+    /// Returns how the thread waits that has just queued the operation.
     pub(super) fn for_submitted(driver_lock: &DriverLock) -> Self {
         match driver_lock.submitted_by_waiter() {
             true => Self::Plain,
@@ -30,16 +30,16 @@ impl Wait {
 }
 
 impl Engine {
-    /// Have an operation that was submitted to be waited for end with a callback instead, as of
-    /// [`Submission::calling`]; if it has ended already, that is called before this returns.
+    /// Delivers an operation that was submitted for a waiter to a callback instead, as of [`Submission::calling`]. If
+    /// the operation has ended already, `callback` is called before this returns.
     ///
-    /// For callers that may wait for a short time, which saves the wake-up of the thread that runs callbacks. They may
-    /// not wait without end: threads that other operations need are few.
+    /// This is for callers that may wait for a short time, which saves the wake-up of the callback thread. Such callers
+    /// may not wait without limit, because threads that other operations need are few.
     pub fn call_at_end(&self, handle: Handle, callback: Callback) {
         let ended = match self.start_callback_thread() {
             Ok(()) => self.shared.handles.redirect(handle, callback),
             Err(error) => {
-                // The caller must not take the tensors back while they are in use: so wait after all.
+                // The caller must not reuse the tensors while they are in use, so this thread waits after all.
                 tracing::warn!("{error}; a thread waits for an operation instead");
                 Some((self.wait(handle, Duration::MAX), callback))
             }
@@ -51,15 +51,15 @@ impl Engine {
         }
     }
 
-    /// Make a call to this engine on a thread of a framework, which will not wait for what the call submits, or only for a
-    /// moment. Stall reports do not count the thread among those that call operations.
+    /// Makes a call to this engine on a framework's thread that waits at most a moment for the operations of the call.
+    /// Stall reports do not count the thread among those that call operations.
     pub fn as_guest<T>(&self, call: impl FnOnce(&Self) -> T) -> T {
         let _guest = Guest::begin();
         call(self)
     }
 
-    /// As [`Engine::submit`] and then [`Engine::wait`], but the wait sends what there is to send: so an operation for which
-    /// the others wait already needs no other thread of this rank.
+    /// As [`Engine::submit`] and then [`Engine::wait`], but the wait sends the pending messages. An operation for which
+    /// the peers wait already then needs no other thread of this rank.
     ///
     /// # Errors
     /// As of [`Engine::submit`].
@@ -77,13 +77,15 @@ impl Engine {
         Ok((handle, self.wait_as(handle, timeout, wait)))
     }
 
-    /// Submits an operation that ends with a callback, as of [`Submission::calling`], but waits for it first, at most
-    /// `timeout`: if it ends by then, this thread makes the call before this returns, while others may be made.
+    /// Submits an operation that ends with a callback, as of [`Submission::calling`], but first waits for it, at most
+    /// `timeout`. If the operation ends by then, this thread calls `callback` before this returns, perhaps while
+    /// another callback runs.
     ///
-    /// A thread that waits makes the progress, so this costs no wake-up of another one. Amid a callback it does not wait.
+    /// A waiting thread makes progress itself, so this costs no wake-up of another thread. Within a callback this does
+    /// not wait.
     ///
     /// # Errors
-    /// As of [`Self::submit`]; then `callback` is not called.
+    /// As of [`Self::submit`]; on an error `callback` is not called.
     pub fn submit_and_wait(
         &self,
         submission: Submission<'_>,

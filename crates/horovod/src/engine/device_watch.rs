@@ -1,5 +1,5 @@
-//! The engine's watch over operations on devices that do not end: the work on this rank's devices, the ranks that rank 0
-//! asks, and when the job has to end.
+//! The engine's watch over operations on devices that do not end: the work on this rank's devices, rank 0's questions
+//! to other ranks, and when the job has to end.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use super::EngineState;
 
 const NS_PER_MS: u64 = 1_000_000;
 
-/// Device watch of one rank, and on rank 0 the inquiry about all.
+/// Device watch of one rank; on rank 0 also the inquiry about all ranks.
 pub(super) struct DeviceMonitor {
     watch: DeviceWatch,
-    /// On rank 0 of several.
+    /// Only on rank 0 of a job with several ranks.
     inquiry: Option<DeviceInquiry>,
 }
 
 impl DeviceMonitor {
-    /// `report` is how long work may take before it is reported, `end` before it ends the job.
+    /// `report` is how long work may take before it is reported, `end` how long before it ends the job.
     pub(super) fn new(
         report: Option<Duration>,
         end: Option<Duration>,
@@ -33,7 +33,7 @@ impl DeviceMonitor {
         }
     }
 
-    /// Polls the work on this rank's devices. `is_alone`: nobody else can say more about it.
+    /// Polls the work on this rank's devices. `is_alone`: no other rank can report more about it.
     pub(super) fn check(
         &mut self,
         now: Time,
@@ -44,7 +44,7 @@ impl DeviceMonitor {
         self.watch.check(now.0 / NS_PER_MS, at.as_ref(), is_alone)
     }
 
-    /// Some rank's device does not end something; only rank 0 gets this.
+    /// Handles the report of a rank whose device does not end an operation; only rank 0 receives these reports.
     pub(super) fn complain(&mut self, now: Time, from: Rank, complaint: Complaint) {
         if let Some(inquiry) = &mut self.inquiry {
             inquiry.complain(now.0 / NS_PER_MS, from, complaint);
@@ -57,7 +57,7 @@ impl DeviceMonitor {
         }
     }
 
-    /// Makes progress on rank 0.
+    /// Polls the inquiry and returns its next step; `None` on ranks other than 0.
     pub(super) fn poll(
         &mut self,
         now: Time,
@@ -70,7 +70,7 @@ impl DeviceMonitor {
                 .worker
                 .members(ProcessSetId(set))
                 .map(<[Rank]>::to_vec);
-            // The members of a set that was removed meanwhile are among all.
+            // The set may have been removed meanwhile: its members are among all ranks.
             members.unwrap_or_else(|| (0..size).map(Rank).collect())
         };
         self.inquiry.as_mut()?.poll(now.0 / NS_PER_MS, members)

@@ -1,11 +1,12 @@
-//! The driver of a rank: who holds it makes progress on the negotiation and runs what was agreed on, in order.
+//! The driver of a rank: the thread that holds it makes progress on the negotiation and runs what was agreed on, in
+//! order.
 //!
-//! Here stand the ways in which a thread makes progress, and the negotiation as far as nothing is unusual: what this
-//! rank's worker has to say goes to the coordinator, and what that has decided to the workers. The order of executions
-//! is in `execution`, the states of one execution in `advance`. Other work of the control plane is in `pump`, the end
-//! of a generation in `ending`. The driver's state belongs to parts with private fields: its neighbours to `links`,
-//! lost members and the end of the generation to `membership`, the total order to `queue`, executions on devices to
-//! `on_device`.
+//! This file has the ways in which a thread makes progress, and the usual part of the negotiation. The driver passes
+//! messages of this rank's worker to the coordinator, and the coordinator's decisions to the workers. The order of
+//! executions is in `execution`, the states of one execution are in `advance`. Other work of the control plane is in
+//! `pump`, the end of a generation in `ending`. The driver's state belongs to parts with private fields. `links` owns
+//! the neighbours, `membership` the lost members and the end of the generation. `queue` owns the total order,
+//! `on_device` the executions on devices.
 
 mod advance;
 mod ending;
@@ -44,41 +45,42 @@ use crate::buffer::BufferPool;
 use crate::config::Config;
 use crate::error::Error;
 
-/// How long an ending engine tries to send what is queued.
+/// How long an ending engine tries to send queued messages.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Between two looks at what cannot begin yet: doubled with each, and at most.
+/// First sleep between two polls of an execution that cannot begin yet; it doubles up to [`EVENT_NAP_MAX`].
 const EVENT_NAP: Duration = Duration::from_micros(10);
 const EVENT_NAP_MAX: Duration = Duration::from_millis(1);
 
-/// Everything that it takes to make progress on this rank; one thread at a time has it.
+/// State that is needed to make progress on this rank; one thread at a time has it.
 pub(super) struct Driver {
     pump: Pump,
     host: Host,
     devices: Vec<DeviceBackend>,
     capabilities: Capabilities,
     pool: Arc<BufferPool>,
-    /// Where the next results are put together.
+    /// Memory in which the next results are collected.
     results: Results,
-    /// Where the next job puts its tensors.
+    /// Memory for the tensors of the next execution.
     spare: Vec<Option<Entry>>,
     /// The submission whose operand was pre-staged last.
     staged: Option<EntryId>,
-    /// Begun, and broken off by a thread that had to leave, or waiting for memory; goes on before anything else.
+    /// An execution that was suspended, by a thread that had to leave or because it waits; it is resumed before any
+    /// other work.
     suspended: Option<ExecutionTask>,
-    /// A panic has passed through.
+    /// The driver has panicked.
     broken: bool,
-    /// When the engine's thread will look around even if nothing wakes it; as [`Time`].
+    /// When the engine's thread polls even if nothing wakes it; as [`Time`].
     ///
     /// [`Time`]: horovod_protocol::Time
     engine_polls_at: u64,
-    /// How often the next execution was not found ready in a row.
+    /// Number of polls in a row that found the next execution not ready.
     idle_polls: u32,
 }
 
-/// How the engine's thread goes on.
+/// Result of the work of the engine's thread.
 pub(super) enum Work {
-    /// Nothing to do until something happens or this time has passed.
+    /// Nothing is left to do until an event, or until this time has passed.
     Sleep(Duration),
     /// The engine has ended.
     Finished,
@@ -101,7 +103,7 @@ impl Driver {
             settings: _,
             assignment: _,
         } = mesh;
-        // Beside the engine's thread its process computes.
+        // The engine thread must not take CPU time from the application.
         waiter.set_has_time(false);
         let host = Host::new(config, data, &topology);
         let plane = ControlPlane {
@@ -127,12 +129,12 @@ impl Driver {
         }
     }
 
-    /// Whether ranks outnumber the cores of this host.
+    /// Returns whether ranks outnumber the cores of this host.
     pub(super) fn is_oversubscribed(&self) -> bool {
         self.pump.links.is_oversubscribed()
     }
 
-    /// As the engine's own thread: carry out everything, until nothing is left that could be done now.
+    /// Works as the engine's own thread, until nothing is left that could be done now.
     pub(super) fn work(&mut self) -> Work {
         let mut announced = false;
         loop {
@@ -168,8 +170,8 @@ impl Driver {
         }
     }
 
-    /// As a thread that waits until `done`, at most until `deadline`: carry out what may pause. It `has_time` if nobody
-    /// needs its core.
+    /// Works as a thread that waits, until `done` or `deadline`; runs only executions that can be suspended.
+    /// `has_time`: no other thread needs the core.
     pub(super) fn work_until(
         &mut self,
         deadline: Instant,
@@ -188,7 +190,7 @@ impl Driver {
                 let Some(task) = self.next_task() else { break };
                 self.carry_out(task);
                 spins = 0;
-                // Broken off, or the work of others never ends: this thread has to leave.
+                // The task was suspended, or the work for others would never end: this thread has to leave.
                 if self.suspended.is_some() || done() || Instant::now() >= deadline {
                     break;
                 }
@@ -254,7 +256,7 @@ impl Driver {
         match self.next_execution() {
             NextExecution::Nothing => {}
             NextExecution::Runs => return !polling || !self.next_may_pause(),
-            // Nobody else looks whether it can begin.
+            // No other thread polls whether it can begin.
             NextExecution::Waits | NextExecution::Fails(_) => return true,
         }
         !polling
@@ -268,14 +270,14 @@ impl Driver {
         self.suspended.is_some() || !self.pump.queue.is_empty()
     }
 
-    /// A bug of ours has shown itself: must not leave the callers waiting, nor the peers.
+    /// Marks the driver as broken after a panic, so that neither callers nor peers wait for ever.
     pub(super) fn break_down(&mut self) {
         self.pump.queue.ended();
         self.suspended = None;
         self.broken = true;
     }
 
-    /// The end: tell the peers, close the links.
+    /// Ends the driver: notifies the peers and closes the links.
     pub(super) fn end(mut self) {
         if self.broken {
             self.pump.end_generation(&PeerLost {
@@ -300,7 +302,7 @@ impl Driver {
         {
             self.host.ended_well();
         }
-        // A script that has called shutdown may be about to fail.
+        // A script that has called `shutdown` may still fail, so its report is kept.
         if orderly && self.pump.membership.left() == Some(Leaving::Ended) {
             self.pump.inspection.ended_well();
         }
@@ -308,8 +310,8 @@ impl Driver {
         self.pump.recording.close();
     }
 
-    /// How long a thread may sleep if nothing wakes it. Nothing tells of an event that has passed, so what is next and
-    /// cannot begin is looked at by the clock, less often each time.
+    /// Returns how long a thread may sleep if nothing wakes it. A ready event does not wake the thread, so an execution
+    /// that cannot begin is polled by the clock, less often each time.
     fn sleep_limit(&mut self) -> Duration {
         let limit = self.pump.sleep_limit();
         if self.idle_polls == 0 {
@@ -321,11 +323,11 @@ impl Driver {
 }
 
 impl Pump {
-    /// One look at everything that may have happened. `true`: something did.
+    /// Polls every source of events once. Returns whether there was progress.
     pub(super) fn progress(&mut self) -> bool {
         let mut progress = false;
         if self.cached_time.begin() {
-            // A thread that goes from one collective to the next never asks for its sleep.
+            // A thread that runs one collective after the other never reaches the check before a sleep.
             self.check_neighbours(self.shared.now());
         }
         if !self.membership.is_over() {
@@ -397,7 +399,7 @@ impl Pump {
         Ok(())
     }
 
-    /// Carry out what the state machines ask for until they are quiet.
+    /// Performs the actions of the state machines until there are none left. Returns whether there were any.
     pub(super) fn drain_actions(&mut self) -> bool {
         let mut progress = false;
         loop {
@@ -428,7 +430,7 @@ impl Pump {
                 }
                 self.shared.lock().worker.recycle_message(message);
             }
-            // Its tensors are let go of, or will be, and whoever waits for it hears why the generation has ended.
+            // Not queued: its tensors are released or will be, and its handle completes with the generation's error.
             WorkerAction::Execute(_) if self.membership.is_over() => {}
             WorkerAction::Execute(execution) => {
                 self.recording.ordered(&execution);
@@ -438,11 +440,11 @@ impl Pump {
                 let mut state = self.shared.lock();
                 let entry = state.remove(id);
                 match result {
-                    // Ids are reused: what a former set counted is not known to all new members.
+                    // Set ids are reused, and new members do not have the count of a former set with this id.
                     Ok(Completion::SetAdded(set)) => {
                         state.unnamed.remove(&set);
                     }
-                    // The ranks that joined early have issued fewer calls: count anew from where all are.
+                    // Ranks that joined early have issued fewer calls, so all ranks restart their counts.
                     Ok(Completion::Joined { .. }) => state.unnamed.clear(),
                     _ => {}
                 }
@@ -451,7 +453,7 @@ impl Pump {
                 if let (Some(metrics), true) = (&self.shared.metrics, result.is_ok()) {
                     metrics.counters.control_ends();
                 }
-                // An owner may run foreign code: not under our lock.
+                // An owner may run foreign code, so it is dropped outside of our lock.
                 drop(entry);
                 let result = result.map(OpResult::plain).map_err(Error::from);
                 self.shared.handles.complete([(Handle(id.0), result)]);
@@ -521,7 +523,8 @@ impl Pump {
 }
 
 impl Node {
-    /// A child or this rank's worker said something to the coordinator. `false` at a leaf, which only passes it on.
+    /// Passes a message of a child, or of this rank's worker, to the coordinator or aggregator. Returns `false` at a
+    /// leaf, which only forwards the message.
     pub(super) fn handle_from_child(
         &mut self,
         now: impl FnOnce() -> Time,

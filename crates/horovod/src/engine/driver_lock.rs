@@ -6,10 +6,10 @@
 //! sends the pending messages. The engine's thread makes progress when no other thread does, but sleeps *without* the
 //! lock. The last holder arms the notifier before the release, and a notification wakes the engine's thread.
 //!
-//! Frequent calls make even that too expensive: each message of a peer would wake the engine's thread between two calls
-//! of this rank. The engine's thread then *polls periodically*: it sleeps for a fixed time, and no thread arms the
-//! notifier. Messages that a burst of submissions did not send are sent by the next wait, the next submission after the
-//! burst, or the next periodic poll.
+//! With frequent calls an armed notifier is too expensive: each message of a peer would wake the engine's thread
+//! between two calls of this rank. The engine's thread then *polls periodically*: it sleeps for a fixed time, and no
+//! thread arms the notifier. Messages that a burst of submissions did not send are sent by the next wait, the next
+//! submission after the burst, or the next periodic poll.
 //!
 //! `make test-loom` checks that no wake-up is lost. It runs this very file, around a driver of a few lines, in every
 //! order that the engine's thread and one or two callers can take.
@@ -40,40 +40,40 @@ use {
 #[path = "driver_lock/model.rs"]
 mod model;
 
-/// A wait for a result ends after this at the latest: a clock cannot tell the end of any `Duration`.
+/// Longest wait for a result: a clock cannot represent the end of every `Duration`.
 const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
-/// The callback thread looks up at least so often.
+/// The callback thread polls at least so often.
 const CALLBACKS_WAIT: Duration = Duration::from_secs(1);
-/// How long the engine's thread sleeps between two polls while calls come thick and fast.
+/// Sleep of the engine's thread between two polls while calls are frequent.
 const POLL_INTERVAL: Duration = Duration::from_micros(500);
-/// While there are at least so many waits in such a time, or a caller holds the lock at its end, those who wait do all
-/// there is to do. A poll takes the core from one of them, and its peers run dry meanwhile: so it is done half as often
-/// each time, down to the second figure.
+/// Calls are dense if there are at least so many waits per [`POLL_INTERVAL`], or a caller has the lock at the end of a
+/// sleep. The waiting threads then make all progress. A poll takes the core from one of them and delays its peers, so
+/// each sleep is twice as long as the last, up to [`POLL_INTERVAL_MAX`].
 const DENSE: u64 = 8;
 const POLL_INTERVAL_MAX: Duration = Duration::from_millis(4);
-/// Submissions within this time of the last poll by a submission leave what they have to send to a wait or a later
-/// poll.
+/// A submission within this time of the last poll by a submission sends nothing: a wait or a later poll sends its
+/// messages.
 const BURST_NS: u64 = 100_000;
-/// The same where ranks outnumber cores: their calls take longer, and an engine's thread that wakes takes the core
-/// from one of them.
+/// [`BURST_NS`] where ranks outnumber cores: calls take longer there, and an engine's thread that wakes takes the core
+/// from a rank.
 const OVERSUBSCRIBED_BURST_NS: u64 = 1_000_000;
 
-/// State of the engine's own thread while others may hold the lock, and requests to it.
+/// State of the engine's own thread while other threads may hold the lock, and requests to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum ThreadState {
-    /// It sleeps until a notification, or will: who releases the lock must arm the notifier.
+    /// The thread sleeps until a notification, or is about to. A thread that releases the lock must arm the notifier.
     AwaitsEvents,
-    /// Calls come thick and fast: it shall poll periodically. The request alone does not allow others to leave the
-    /// notifier unarmed: the wake-up may have gone to another thread.
+    /// A request to poll periodically, because calls are frequent. The request alone does not allow other threads to
+    /// leave the notifier unarmed: the wake-up may have reached another thread.
     ShallPoll,
-    /// It sleeps by the clock, and will take the lock before it waits for a notification again.
+    /// The thread sleeps by the clock, and takes the lock before it waits for a notification again.
     PollsPeriodically,
-    /// It has to have the lock next: others release it, and do not take it.
+    /// The engine's thread must get the lock next: other threads release it, and do not take it.
     MustDrive,
 }
 
-/// A [`ThreadState`] that all threads see. It becomes `AwaitsEvents` only by the engine's thread.
+/// A [`ThreadState`] that all threads share. Only the engine's thread sets it to `AwaitsEvents`.
 pub(super) struct EngineThreadState(AtomicU8);
 
 impl EngineThreadState {
@@ -81,7 +81,7 @@ impl EngineThreadState {
         Self(AtomicU8::new(ThreadState::AwaitsEvents as u8))
     }
 
-    /// Whether threads other than the engine's must release the driver lock, and not take it.
+    /// Returns whether threads other than the engine's must release the driver lock, and not take it.
     pub(super) fn is_wanted(&self) -> bool {
         self.is(ThreadState::MustDrive)
     }
@@ -94,7 +94,7 @@ impl EngineThreadState {
         self.0.store(state as u8, Ordering::SeqCst);
     }
 
-    /// Whether it was `from`, and now is `to`.
+    /// Changes the state from `from` to `to`. Returns `false`, without a change, if it was not `from`.
     fn change(&self, from: ThreadState, to: ThreadState) -> bool {
         let changed =
             self.0
@@ -103,21 +103,22 @@ impl EngineThreadState {
     }
 }
 
-/// The driver behind its lock, and what decides who takes it.
+/// The driver behind its lock, and the state that decides which thread takes it.
 pub(super) struct DriverLock {
     shared: Arc<EngineState>,
-    /// `None` when the engine has ended.
+    /// `None` after the engine has ended.
     driver: Mutex<Option<Driver>>,
     sleeper: Sleeper,
     /// The engine's own thread.
     engine: OnceLock<Thread>,
-    /// A caller holds the lock, perhaps for long: wake-ups that the engine's thread gets may be meant for it.
+    /// A caller holds the lock, perhaps for long: a wake-up that reaches the engine's thread may be meant for that
+    /// caller.
     caller_has_lock: AtomicBool,
-    /// Calls so far, to see whether any came.
+    /// Number of calls so far; a change shows that calls were made.
     calls: AtomicU64,
-    /// Those of them that waited.
+    /// Number of calls so far that waited.
     waits: AtomicU64,
-    /// When a submission last polled.
+    /// Time of the last poll by a submission.
     last_poll: AtomicU64,
     burst_ns: u64,
 }
@@ -146,7 +147,7 @@ impl DriverLock {
         self.driver.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lock if it is free and the engine runs.
+    /// Returns the lock if it is free and the engine runs.
     fn take(&self) -> Option<MutexGuard<'_, Option<Driver>>> {
         let guard = match self.driver.try_lock() {
             Ok(guard) => guard,
@@ -156,16 +157,16 @@ impl DriverLock {
         guard.is_some().then_some(guard)
     }
 
-    /// The engine's thread.
+    /// Runs the engine's thread until the engine ends.
     pub(super) fn run(&self) {
         let final_notification = FinalNotification(self.shared.clone());
-        // Nobody else sets it.
+        // No other place sets it.
         let _ = self.engine.set(thread::current());
         while let Some(nap) = self.work() {
             let state = &self.shared.engine_thread_state;
             if !state.is(ThreadState::ShallPoll) {
                 self.sleeper.sleep(nap);
-                // Pairs with the one that a caller passes when it arms the notifier.
+                // Pairs with the fence that a caller passes when it arms the notifier.
                 fence(Ordering::SeqCst);
                 if self.caller_has_lock.load(Ordering::SeqCst) {
                     self.sleeper.wake();
@@ -176,7 +177,7 @@ impl DriverLock {
             }
         }
         let driver = self.lock().take();
-        // Links close before anybody is told that the engine has ended.
+        // Links close before any caller can observe that the engine has ended.
         if let Some(driver) = driver {
             let ended = catch_unwind(AssertUnwindSafe(|| driver.end()));
             if ended.is_err() {
@@ -186,11 +187,12 @@ impl DriverLock {
         drop(final_notification);
     }
 
-    /// One stretch of work of the engine's thread; how long it may sleep then, `None` at the end.
+    /// Works on the engine's thread until nothing can be done now. Returns how long the thread may sleep, `None` at the
+    /// end.
     fn work(&self) -> Option<Duration> {
         let mut guard = self.lock();
         let driver = guard.as_mut()?;
-        // While the lock is held: whoever releases it sees what was true meanwhile.
+        // Set under the lock: each later holder then arms the notifier before it releases the lock.
         self.shared
             .engine_thread_state
             .set(ThreadState::AwaitsEvents);
@@ -203,7 +205,7 @@ impl DriverLock {
         }
     }
 
-    /// Sleep by the clock until the calls have become rare.
+    /// Sleeps by the clock until calls have become rare.
     fn poll_periodically(&self) {
         let mut seen = self.calls.load(Ordering::Relaxed);
         let mut waited = self.waits.load(Ordering::Relaxed);
@@ -236,8 +238,8 @@ impl DriverLock {
         }
     }
 
-    /// Wait at most `timeout` and clear the handle when its operation has ended. Either the last submission of this
-    /// thread `is_announced`, or this is the wait that [`Self::submitted_by_waiter`] requests.
+    /// Waits at most `timeout`, and clears the handle when its operation has ended. `is_announced`: the last submission
+    /// of this thread is announced. Otherwise this wait announces it, as [`Self::submitted_by_waiter`] requires.
     pub(super) fn wait(&self, handle: Handle, timeout: Duration, mut is_announced: bool) -> Waited {
         let handles = &self.shared.handles;
         let mut deadline = None;
@@ -276,8 +278,8 @@ impl DriverLock {
         }
     }
 
-    /// The callback thread: while it waits for something to call it makes progress like any caller, but never spins,
-    /// for the process computes meanwhile.
+    /// Runs the callback thread. While it waits for a callback it makes progress like any caller, but never spins,
+    /// because the application computes meanwhile.
     pub(super) fn run_callbacks(&self) {
         let handles = &self.shared.handles;
         while let Some(table) = handles.run_callbacks() {
@@ -316,7 +318,7 @@ impl DriverLock {
         self.leave(guard);
     }
 
-    /// Release the lock. Perhaps nobody takes it, so the engine's thread must be able to wake.
+    /// Releases the lock. Perhaps no thread takes it next, so the engine's thread must be able to wake.
     fn leave(&self, mut guard: MutexGuard<'_, Option<Driver>>) {
         let polling = self
             .shared
@@ -336,7 +338,7 @@ impl DriverLock {
         }
     }
 
-    /// Make the engine's thread take the lock, wherever it sleeps and whoever has it.
+    /// Makes the engine's thread take the lock, wherever that thread sleeps and whichever thread has the lock.
     pub(super) fn wake_engine(&self) {
         self.shared.engine_thread_state.set(ThreadState::MustDrive);
         self.sleeper.wake();
@@ -345,16 +347,16 @@ impl DriverLock {
         }
     }
 
-    /// Something was submitted.
+    /// Announces a submission, unless the engine's thread or a caller will do so soon.
     pub(super) fn submitted(&self) {
         if !self.submitted_by_waiter() {
             self.poll_once();
         }
     }
 
-    /// Something was submitted by a thread that waits for it next; returns whether it is announced, else that wait has to
-    /// do it, which sends it and, where the peers have come before, also carries it out. A poll that found it ready could
-    /// only leave it to the engine's thread: two wake-ups.
+    /// Notes a submission of a thread that waits for it next. Returns whether the submission is announced. If not, that
+    /// wait must announce it, which also runs the operation if the peers are ready. A poll that found the operation
+    /// ready could only leave it to the engine's thread, which costs two wake-ups.
     pub(super) fn submitted_by_waiter(&self) -> bool {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let now = self.shared.now().0;
@@ -370,7 +372,7 @@ impl DriverLock {
         false
     }
 
-    /// Send what there is to send, if the lock is free.
+    /// Sends pending messages, if the lock is free.
     pub(super) fn poll_once(&self) {
         match self.take() {
             Some(mut guard) => {
@@ -385,8 +387,8 @@ impl DriverLock {
     }
 }
 
-/// How long the engine's thread sleeps after a nap in which there were so many waits, and at whose end a caller held
-/// the lock.
+/// Returns the next sleep of the engine's thread. There were so many `waits` during the last sleep `nap`; `driven`: a
+/// caller held the lock at its end.
 fn after(nap: Duration, waits: u64, driven: bool) -> Duration {
     let intervals = nap.as_nanos() / POLL_INTERVAL.as_nanos();
     if driven || u128::from(waits) >= u128::from(DENSE) * intervals {
@@ -396,7 +398,7 @@ fn after(nap: Duration, waits: u64, driven: bool) -> Duration {
     }
 }
 
-/// Run with the driver; `None` after a panic, which ends the engine.
+/// Calls `work` with the driver. Returns `None` after a panic, which ends the engine.
 fn guarded<T>(driver: &mut Driver, work: impl FnOnce(&mut Driver) -> T) -> Option<T> {
     let outcome = catch_unwind(AssertUnwindSafe(|| work(driver)));
     if outcome.is_err() {

@@ -17,21 +17,21 @@ use super::soft::WaitedFor;
 use crate::buffer::Buffer;
 use crate::error::Error;
 
-/// Names one submission of this process; counts from 1, also over re-initialisations, so that a handle that is
-/// kept too long is unknown and never another operation's.
+/// Identifies one submission of this process. Handles count from 1, also over re-initialisations, so a stale handle is
+/// unknown and never identifies another operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handle(pub u64);
 
 /// Result of a successful operation.
 #[derive(Debug)]
 pub struct OpResult {
-    /// One per tensor: memory and shape where the engine allocated the output; empty where it allocated none.
+    /// One element per tensor: memory and shape where the engine allocated the output, otherwise empty.
     pub outputs: Vec<Option<(Buffer, Shape)>>,
     /// Alltoall: rows received from each member.
     pub received_splits: Option<Vec<u64>>,
     /// Completion of a join or of a change of process sets.
     pub completion: Completion,
-    /// On a device: the operation was launched, and its results are there once this has passed.
+    /// On a device: the operation was launched, and its results are valid once this end has passed.
     pub end: Option<Arc<dyn LaunchEnd>>,
 }
 
@@ -49,7 +49,7 @@ impl OpResult {
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// Object that the caller gets back from the wait for the operation; opaque to the engine.
+/// Object that the wait for an operation returns to the caller; opaque to the engine.
 pub type Kept = Arc<dyn Any + Send + Sync>;
 
 /// Function that is called with the result of an operation.
@@ -57,7 +57,7 @@ pub type Callback = Box<dyn FnOnce(Result<OpResult, Error>) + Send>;
 
 /// Receiver of the end of an operation.
 pub(crate) enum Delivery {
-    /// The waiter of the handle, who gets back the kept object.
+    /// The waiter of the handle, which receives the kept object.
     ToWaiter(Option<Kept>),
     /// A callback, run by the callback thread.
     ToCallback(Callback),
@@ -67,13 +67,14 @@ thread_local! {
     static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is amid a callback: it must not wait, for perhaps no other is called meanwhile.
+/// Returns whether this thread runs a callback. Such a thread must not wait, because perhaps no other callback runs
+/// meanwhile.
 pub fn in_callback() -> bool {
     IN_CALLBACK.get()
 }
 
-/// Calls `callback` on this thread. A callback never waits for its own submissions. So calls do not nest ever deeper,
-/// however long a chain is of operations whose ends submit the next.
+/// Calls `callback` on this thread. A callback never waits for its own submissions. Calls therefore do not nest deeper
+/// in a chain of operations whose ends submit the next.
 pub(crate) fn call_here(callback: impl FnOnce()) {
     let outer = IN_CALLBACK.replace(true);
     if catch_unwind(AssertUnwindSafe(callback)).is_err() {
@@ -85,12 +86,12 @@ pub(crate) fn call_here(callback: impl FnOnce()) {
 #[derive(Debug)]
 enum Progress {
     Pending,
-    /// As pending, but who waits for it softly shall leave.
+    /// As pending, but a thread that waits softly must leave.
     LetGo(WaitedFor),
     Done(Result<OpResult, Error>),
 }
 
-/// Its end may run foreign code, also when it is dropped: never under our lock.
+/// Entry of a handle. Its delivery may run foreign code, also when it is dropped: never under our lock.
 struct HandleEntry {
     progress: Progress,
     end: Delivery,
@@ -106,7 +107,7 @@ pub(crate) struct Table {
     awaited_callbacks: usize,
     /// A callback has been called and has not returned.
     is_calling: bool,
-    /// No operation will be accepted any more.
+    /// No operation is accepted any more.
     closed: bool,
 }
 
@@ -117,7 +118,7 @@ pub(crate) type DueCallback = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 pub(crate) struct Handles {
     table: Mutex<Table>,
-    /// Something has ended, or the driver lock is free.
+    /// An operation has ended, or the driver lock is free.
     changed: Condvar,
     /// A callback is due or awaited, or none ever will be.
     callbacks_changed: Condvar,
@@ -128,12 +129,12 @@ impl Handles {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A handle of its own, unknown until it is inserted.
+    /// Returns a new handle, which is unknown until it is inserted.
     pub(crate) fn number() -> Handle {
         Handle(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// From here on it is pending.
+    /// Inserts a handle, whose operation is pending from here on.
     pub(crate) fn insert(&self, handle: Handle, end: Delivery) {
         let mut table = self.lock();
         if matches!(end, Delivery::ToCallback(_)) {
@@ -146,7 +147,7 @@ impl Handles {
             .insert(handle.0, HandleEntry { progress, end });
     }
 
-    /// Never call the function of this one: its memory may still be in use.
+    /// Leaks the callback of this operation without a call: its memory may still be in use.
     pub(crate) fn forget_callback(&self, handle: Handle) {
         let mut table = self.lock();
         if let Entry::Occupied(entry) = table.entries.entry(handle.0)
@@ -158,8 +159,8 @@ impl Handles {
         }
     }
 
-    /// Have a pending operation, for which nobody waits, end with a callback; gives it back with the end of one that
-    /// has ended already.
+    /// Makes a pending operation, for which no thread waits, end with a callback. If the operation has ended already,
+    /// returns its end and the callback.
     pub(crate) fn redirect(
         &self,
         handle: Handle,
@@ -177,7 +178,7 @@ impl Handles {
         None
     }
 
-    /// Forget a handle that nobody will ask for.
+    /// Removes a handle whose result no thread will request.
     pub(crate) fn cancel(&self, handle: Handle) {
         let mut table = self.lock();
         let entry = table.entries.remove(&handle.0);
@@ -193,7 +194,7 @@ impl Handles {
         drop(entry);
     }
 
-    /// Have this run by the callback thread.
+    /// Queues a callback for the callback thread.
     pub(crate) fn enqueue_callback(&self, callback: DueCallback) {
         let mut table = self.lock();
         table.due_callbacks.push_back(callback);
@@ -203,20 +204,20 @@ impl Handles {
         }
     }
 
-    /// Whether callbacks are due.
+    /// Returns whether callbacks are due.
     pub(crate) fn has_callbacks(&self) -> bool {
         !self.lock().due_callbacks.is_empty()
     }
 
-    /// No operation will be accepted any more: after the last callback there will be no other.
+    /// Notes that no operation is accepted any more, so that the callback thread ends after the last callback.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.callbacks_changed.notify_all();
         self.changed.notify_all();
     }
 
-    /// Run the callbacks that are due, and wait until an operation is pending that ends with one. `None`: there will be
-    /// no other. Only for the callback thread.
+    /// Runs the callbacks that are due, and waits until an operation is pending that ends with one. Returns `None` when
+    /// there will be no other. Only for the callback thread.
     pub(crate) fn run_callbacks(&self) -> Option<MutexGuard<'_, Table>> {
         let mut table = self.lock();
         loop {
@@ -237,19 +238,19 @@ impl Handles {
         }
     }
 
-    /// Operations that have not ended.
+    /// Returns the number of operations that have not ended.
     pub(crate) fn pending(&self) -> usize {
         let table = self.lock();
         table.entries.values().filter(|e| !e.is_done()).count()
     }
 
-    /// Callbacks that are due, or have not returned.
+    /// Returns the number of callbacks that are due or have not returned.
     pub(crate) fn callbacks(&self) -> usize {
         let table = self.lock();
         table.due_callbacks.len() + usize::from(table.is_calling)
     }
 
-    /// Operations that have not ended and end with a callback, ascending.
+    /// Returns the operations that have not ended and end with a callback, ascending.
     pub(crate) fn called_back(&self) -> Vec<Handle> {
         let table = self.lock();
         let entries = table.entries.iter();
@@ -260,7 +261,7 @@ impl Handles {
         all.into_iter().map(Handle).collect()
     }
 
-    /// Handles that nobody has waited for to the end, ascending.
+    /// Returns the handles of operations without a callback whose results no thread has taken, ascending.
     pub(crate) fn all(&self) -> Vec<u64> {
         let table = self.lock();
         let waited = table.entries.iter();
@@ -271,7 +272,7 @@ impl Handles {
         all
     }
 
-    /// Store the results of operations that ended together and wake whoever waits.
+    /// Stores the results of operations that ended together and wakes the waiting threads.
     pub(crate) fn complete(
         &self,
         results: impl IntoIterator<Item = (Handle, Result<OpResult, Error>)>,
@@ -285,7 +286,7 @@ impl Handles {
         }
     }
 
-    /// End everything that is still pending with this error, but what is `in_use`: there the tensors still are.
+    /// Ends every pending operation with this error, except those `in_use`, whose tensors are not released yet.
     pub(crate) fn fail_pending(&self, error: &Error, in_use: impl Fn(Handle) -> bool) {
         let mut t = self.lock();
         let pending = t.entries.iter().filter(|(_, entry)| !entry.is_done());
@@ -296,7 +297,8 @@ impl Handles {
         self.changed.notify_all();
     }
 
-    /// Whether the operation has ended, also on its device; `None` for a handle that was never made or is cleared.
+    /// Returns whether the operation has ended, also on its device; `None` for a handle that was never made or is
+    /// cleared.
     pub(crate) fn poll(&self, handle: Handle) -> Option<bool> {
         let table = self.lock();
         let entry = table.entries.get(&handle.0)?;
@@ -309,14 +311,14 @@ impl Handles {
         Some(end.is_none_or(|end| end.has_passed().unwrap_or(true)))
     }
 
-    /// Whether a thread that waits for this has reason to go on waiting.
+    /// Returns whether a thread that waits for this operation must continue to wait.
     pub(crate) fn is_awaited(&self, handle: Handle) -> bool {
         let t = self.lock();
         let entry = t.entries.get(&handle.0);
         entry.is_some_and(|entry| matches!(entry.progress, Progress::Pending))
     }
 
-    /// Have the thread that waits for this softly leave.
+    /// Makes the thread that waits softly for this operation leave.
     pub(crate) fn let_go(&self, handle: Handle, cause: WaitedFor) {
         let mut t = self.lock();
         if let Some(entry) = t.entries.get_mut(&handle.0)
@@ -327,7 +329,8 @@ impl Handles {
         }
     }
 
-    /// Let others do until a completion, a free driver lock, or the deadline; `false` if that has passed.
+    /// Sleeps until a completion, a free driver lock, or the deadline. Returns `false` if the deadline had passed
+    /// before.
     pub(crate) fn sleep(&self, mut table: MutexGuard<'_, Table>, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -340,7 +343,7 @@ impl Handles {
         true
     }
 
-    /// The driver lock is free: one of those who wait may take it.
+    /// Wakes waiting threads because the driver lock is free: one of them may take it.
     pub(crate) fn driver_is_free(&self) {
         if self.lock().waiters > 0 {
             self.changed.notify_all();
@@ -370,7 +373,7 @@ impl Table {
         entry.get_mut().progress = Progress::Done(result);
     }
 
-    /// The end of an operation, which clears its handle; `None` while it has not ended and is to be waited for.
+    /// Takes the end of an operation, which clears its handle. Returns `None` if the caller must continue to wait.
     pub(crate) fn take(&mut self, handle: Handle) -> Option<Waited> {
         let Entry::Occupied(entry) = self.entries.entry(handle.0) else {
             return Some(Waited::Unknown);
@@ -389,13 +392,13 @@ impl Table {
         }
     }
 
-    /// Whether an operation has not ended.
+    /// Returns whether an operation is registered and has not ended.
     pub(crate) fn is_pending(&self, handle: Handle) -> bool {
         let entry = self.entries.get(&handle.0);
         entry.is_some_and(|entry| !entry.is_done())
     }
 
-    /// Undo a [`Self::take`].
+    /// Undoes a [`Self::take`].
     pub(crate) fn put_back(
         &mut self,
         handle: Handle,
@@ -407,7 +410,7 @@ impl Table {
         self.entries.insert(handle.0, HandleEntry { progress, end });
     }
 
-    /// Why who waits for this softly shall leave, if so.
+    /// Returns why a thread that waits softly for this operation must leave; `None` if it need not.
     pub(crate) fn let_go(&self, handle: Handle) -> Option<&WaitedFor> {
         match &self.entries.get(&handle.0)?.progress {
             Progress::LetGo(cause) => Some(cause),
@@ -415,7 +418,7 @@ impl Table {
         }
     }
 
-    /// Nobody waits for this softly any more: it is as pending as any.
+    /// Makes an operation plainly pending again, after the end of its soft wait.
     pub(crate) fn keep(&mut self, handle: Handle) {
         if let Some(entry) = self.entries.get_mut(&handle.0)
             && matches!(entry.progress, Progress::LetGo(_))
@@ -430,13 +433,13 @@ impl Table {
 pub enum Waited {
     /// The handle was never made or is cleared.
     Unknown,
-    /// The time is over, the operation is not.
+    /// The time is over, but the operation has not ended.
     Pending,
     /// The operation has ended; the handle is cleared.
     Ended {
-        /// How.
+        /// Result or error of the operation.
         result: Result<OpResult, Error>,
-        /// The object kept until now.
+        /// The object that was kept until the end.
         kept: Option<Kept>,
     },
 }

@@ -1,4 +1,4 @@
-//! The engine's part in the diagnosis of stalls: asks, answers, sends what is queued, tells the users.
+//! The engine's part in the diagnosis of stalls: sends questions and answers, and reports to the users.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -20,68 +20,68 @@ use super::{EngineState, Handle};
 use crate::config::Config;
 
 const COORDINATOR: Rank = Rank(0);
-/// How long the stacks of this process may take.
+/// How long the search for this process's stacks may take.
 const STACKS_TIMEOUT: Duration = Duration::from_secs(1);
-/// Questions that one answer is for.
+/// At most so many questions share one answer.
 const QUESTIONS_MAX: usize = 4;
-/// Questions and answers that wait to be sent; more are dropped.
+/// At most so many questions and answers wait to be sent; more are dropped.
 const OUTBOX_MAX: usize = 256;
 const NS_PER_MS: u64 = 1_000_000;
 
 /// Stall inspection of one rank.
 pub(super) struct Inspection {
     me: Rank,
-    /// On rank 0, unless switched off.
+    /// Only on rank 0, unless the diagnosis is switched off.
     leader: Option<Leader>,
     /// On rank 0: ranks with soft waits.
     soft: Option<SoftWatch>,
-    /// Since when this rank has waited softly as rank 0 was told, and whether it is to be told now.
+    /// Start of the soft wait that this rank has reported to rank 0, if it has reported one.
     reported_soft: Option<u64>,
     tell_soft: bool,
     gives_up: bool,
     devices: DeviceMonitor,
     file: ReportFile,
     answering: Option<Answering>,
-    /// A thread that has not found the stacks yet: no second one is sent.
+    /// A thread that has not found the stacks yet; no second one is started meanwhile.
     searching: Option<Receiver<Vec<ThreadStack>>>,
     outbox: VecDeque<(Rank, Vec<u8>)>,
 }
 
 /// The driver's state beside its devices.
 pub(super) struct Surroundings {
-    /// All ranks have agreed to stop: nobody answers any more.
+    /// All ranks have agreed to stop, so none answers any more.
     pub(super) stopped: bool,
     pub(super) executes: bool,
 }
 
 /// Executions that have not ended.
 pub(super) struct InHand<'a> {
-    /// The collective that is on its way, on rank 0.
+    /// The collective that runs, on rank 0.
     pub(super) running: Option<StalledRequest>,
-    /// Their names as far as they are known, if asked for.
+    /// Returns the names of these executions, for an answer that needs them.
     pub(super) names: &'a dyn Fn() -> Vec<Key>,
 }
 
-/// State of devices whose work does not end.
+/// Result of a poll of the devices.
 pub(super) enum DeviceNews {
     None,
-    /// Something waits to be sent.
+    /// A message waits to be sent.
     Reported,
-    /// Rank 0: where all ranks are.
+    /// Rank 0: the diagnosis, with the state of all ranks.
     Stuck(Box<DeviceDiagnosis>),
-    /// This rank ends the job; why.
+    /// This rank ends the job, for this reason.
     GiveUp(String),
 }
 
-/// An answer that only lacks the stacks.
+/// An answer that lacks only the stacks.
 struct Answering {
-    /// Of different inquiries.
+    /// Questions of different inquiries that get this answer.
     questions: Vec<u64>,
     standing: Standing,
     deadline: Instant,
 }
 
-/// Why a job can never go on: who is to blame, and a line that every rank's errors say.
+/// Why a job can never continue: the rank to blame, and a line that is part of every rank's errors.
 pub(super) struct Deadlock {
     pub(super) by: Rank,
     pub(super) summary: String,
@@ -112,38 +112,38 @@ impl Inspection {
         }
     }
 
-    /// Whether this is rank 0 and it looks for stalls.
+    /// Returns whether this is rank 0 and it searches for stalls.
     pub(super) fn leads(&self) -> bool {
         self.leader.is_some()
     }
 
-    /// Whether [`Self::is_due`] is to be told the time.
+    /// Returns whether [`Self::is_due`] needs the time.
     pub(super) fn polls(&self) -> bool {
         self.leads() || self.soft.as_ref().is_some_and(SoftWatch::is_active)
     }
 
-    /// Something may have been said to the coordinator.
+    /// Notes that a message to the coordinator may have arrived.
     pub(super) fn has_news(&mut self) {
         if let Some(soft) = &mut self.soft {
             soft.has_news();
         }
     }
 
-    /// When to tell rank 0 of a soft wait, and since when it lasts.
+    /// Returns when to report a soft wait to rank 0, and when that wait began.
     fn soft_wait_due(&self, shared: &EngineState) -> Option<(u64, u64)> {
         let since = shared.callers.soft().since().filter(|_| !shared.alone)?;
         (self.reported_soft != Some(since)).then(|| (shared.callers.soft().due(since), since))
     }
 
-    /// When to tell rank 0 of a soft wait; if that is now, [`Self::poll`] has something to do. Asked before a sleep
-    /// while nothing is carried out.
+    /// Returns when to report a soft wait to rank 0; if that is now, [`Self::poll`] reports it. Called before a sleep
+    /// while nothing runs.
     pub(super) fn soft_deadline(&mut self, shared: &EngineState, now: Time) -> Option<Time> {
         let (due, _) = self.soft_wait_due(shared)?;
         self.tell_soft |= due <= now.0;
         Some(Time(due))
     }
 
-    /// Whether [`Self::poll`] has something to do. `now` is given if [`Self::looks`].
+    /// Returns whether [`Self::poll`] has something to do. `now` is given if [`Self::polls`].
     pub(super) fn is_due(&self, now: Option<Time>, shared: &EngineState) -> bool {
         let leader = self.leader.as_ref().zip(now);
         let soft = self.soft.as_ref().zip(now);
@@ -155,7 +155,7 @@ impl Inspection {
             || leader.is_some_and(|(l, now)| l.is_due(now.0 / NS_PER_MS))
     }
 
-    /// When something is to be done that no event announces.
+    /// Returns when something is due that no event announces.
     pub(super) fn deadline(&self, now: impl FnOnce() -> Time) -> Option<Time> {
         let leader = self.leader.as_ref().map(|l| l.deadline() * NS_PER_MS);
         let answer = self.answering.as_ref().map(|answering| {
@@ -166,12 +166,12 @@ impl Inspection {
         leader.into_iter().chain(answer).chain(soft).min().map(Time)
     }
 
-    /// Whether this is for it.
+    /// Returns whether this message is for the inspection.
     pub(super) fn is_meant(received: &OutOfBandMessage<'_>) -> bool {
         diagnosis::is_message(received.message)
     }
 
-    /// Somebody asks, or answers.
+    /// Handles a question or an answer of another rank.
     pub(super) fn handle(
         &mut self,
         received: &OutOfBandMessage<'_>,
@@ -238,7 +238,7 @@ impl Inspection {
         });
     }
 
-    /// Send the answer when it is complete, or late.
+    /// Sends the answer when it is complete, or when its deadline has passed.
     fn finish_answer(&mut self, names_in_hand: impl FnOnce() -> Vec<Key>) {
         let Some(answering) = &mut self.answering else {
             return;
@@ -285,7 +285,8 @@ impl Inspection {
         }
     }
 
-    /// Polls the work on this rank's devices, and on rank 0 what others report. Called before sleeps, and now and then.
+    /// Polls the work on this rank's devices, and on rank 0 the inquiry about all ranks. Called before each sleep, and
+    /// once in several polls.
     pub(super) fn watch_devices(
         &mut self,
         now: Time,
@@ -331,7 +332,8 @@ impl Inspection {
         }
     }
 
-    /// Do what is to be done now; `in_hand` is what is known of executions. `true`: something was sent.
+    /// Does what is due. `in_hand` describes executions that have not ended. Returns whether something was sent, and a
+    /// diagnosis if one is complete.
     pub(super) fn poll(
         &mut self,
         now: Time,
@@ -369,7 +371,7 @@ impl Inspection {
         (self.send_outbox(relay, control), found)
     }
 
-    /// Have rank 0 know that this rank has waited softly for a while, or does so no more.
+    /// Reports to rank 0 that this rank has waited softly for a while, or does so no more.
     fn tell_of_soft_wait(&mut self, now: Time, shared: &EngineState) {
         let began = match self.soft_wait_due(shared) {
             Some((due, since)) if self.tell_soft && due <= now.0 => Some(since),
@@ -439,14 +441,14 @@ impl Inspection {
             match relay.send(control, to, &bytes) {
                 Ok(true) => sent = true,
                 Ok(false) => self.outbox.push_back((to, bytes)),
-                // The driver notices a lost peer elsewhere.
+                // The driver detects a lost peer elsewhere.
                 Err(e) => tracing::debug!("stall: {e}"),
             }
         }
         sent
     }
 
-    /// Tell the users; whether the job has to end because of it.
+    /// Reports the diagnosis to the users. Returns the deadlock if the job has to end because of it.
     pub(super) fn tell(
         &mut self,
         found: &Diagnosis,
@@ -480,12 +482,12 @@ impl Inspection {
 }
 
 impl Inspection {
-    /// The job has ended, and well.
+    /// Discards the report file, because the job has succeeded.
     pub(super) fn ended_well(&mut self) {
         self.file.discard();
     }
 
-    /// Write a report to the file, and say where it is to be found.
+    /// Writes a report to the file, and adds the file's path to both texts.
     fn file_report(&mut self, report: &mut String, summary: &mut String) {
         summary.push_str(". Rank 0 has printed the whole report, with stacks");
         match self.file.write(report) {
@@ -497,7 +499,7 @@ impl Inspection {
         }
     }
 
-    /// Reports an operation that does not end on devices; if that ends the job, returns the text of all errors.
+    /// Reports an operation that does not end on devices. If that ends the job, returns the text of all errors.
     pub(super) fn report_devices(
         &mut self,
         found: &DeviceDiagnosis,
@@ -522,7 +524,7 @@ fn host_of(topology: &Topology, rank: Rank) -> String {
         .unwrap_or_default()
 }
 
-/// The coordinator at one time.
+/// The requests of the coordinator at one time.
 struct Pending<'a> {
     coordinator: &'a mut Coordinator,
     now: Time,

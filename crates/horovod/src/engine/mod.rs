@@ -1,4 +1,4 @@
-//! The engine of one generation: takes submissions from any thread, agrees with the peers, runs, completes.
+//! The engine of one generation: accepts submissions from any thread, negotiates with the peers, runs and completes.
 
 pub(crate) mod accelerator;
 mod allocation;
@@ -48,16 +48,16 @@ pub use handles::{Callback, Handle, Kept, OpResult, Waited, in_callback};
 pub use soft::{SoftWait, Softly, WaitedFor};
 pub use submit::Submission;
 
-/// How long `shutdown` waits for the other ranks to hear of it before it closes the links.
+/// How long `shutdown` waits until the other ranks have received it, before it closes the links.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
-/// How long a wait for a device looks without a pause, since most operations are short.
+/// How long a wait for a device polls without a sleep, since most operations are short.
 const DEVICE_SPIN: Duration = Duration::from_micros(50);
-/// Between two looks at what is in flight on a device, after that: doubled with each, and at most.
+/// First sleep between two polls of a device, after that time; it doubles up to [`DEVICE_NAP_MAX`].
 const DEVICE_NAP: Duration = Duration::from_micros(20);
 const DEVICE_NAP_MAX: Duration = Duration::from_millis(1);
 
-/// Horovod's text.
+/// Error text of Horovod.
 const NO_TIMELINE_TEXT: &str = "Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic timeline usage.";
 
 /// A running engine. Shared by all frameworks of the process.
@@ -69,9 +69,9 @@ pub struct Engine {
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Runs callbacks.
     callback_thread: Mutex<Option<JoinHandle<()>>>,
-    /// It was started, which happens with the first submission that has one.
+    /// The callback thread was started, which happens with the first submission that has a callback.
     has_callback_thread: AtomicBool,
-    /// Shows the job's figures, on rank 0.
+    /// Publishes the job's figures, on rank 0.
     publisher: Mutex<Option<Publisher>>,
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct EngineState {
     handles: handles::Handles,
     notifier: Notifier,
     started: Instant,
-    /// The only rank of the job.
+    /// This is the only rank of the job.
     alone: bool,
     accelerators: Accelerators,
     engine_thread_state: driver_lock::EngineThreadState,
@@ -90,11 +90,11 @@ pub(crate) struct EngineState {
     timeline: Arc<Timeline>,
     callers: callers::Callers,
     replicas: replicas::ReplicaReports,
-    /// `None`: nothing is measured.
+    /// `None` if the job is not measured.
     metrics: Option<Arc<Metrics>>,
 }
 
-/// A call whose end is still to be recorded: the timeline stays open for it.
+/// A call whose end is still to be recorded; the timeline stays open until then.
 struct RecordedCall<'a>(&'a EngineState);
 
 impl<'a> RecordedCall<'a> {
@@ -114,15 +114,15 @@ impl Drop for RecordedCall<'_> {
 /// The negotiation state machine and the tensors that wait for it.
 pub(crate) struct Negotiation {
     worker: Worker,
-    /// By [`EntryId`].
+    /// Tensors of pending submissions, by [`EntryId`].
     entries: ByNumber<Entry>,
-    /// How many of these have a ready event.
+    /// Number of entries that have a ready event.
     with_event: usize,
-    /// Calls without a name, by their prefix.
+    /// Numbers of calls without a name, by process set and prefix.
     unnamed: BTreeMap<ProcessSetId, Vec<(Box<str>, u64)>>,
-    /// The last request; the next is put together in its memory. With [`Self::prestageable`] that one.
+    /// The last request; the next one is built in its memory. While [`Self::prestageable`] is set, it is that request.
     request: Request,
-    /// A known request that nobody has been told of, the only one.
+    /// A cached request that was not announced yet, if it is the only one.
     prestageable: Option<(EntryId, OperationTag)>,
 }
 
@@ -170,7 +170,7 @@ impl Negotiation {
         std::mem::take(&mut self.entries)
     }
 
-    /// Whether the bytes of all these tensors are there; why they never will be.
+    /// Returns whether the data of all these tensors is ready, or why it never will be.
     fn poll_events(&mut self, items: &[ExecItem]) -> Result<bool, String> {
         for id in items.iter().filter_map(|item| item.entry) {
             if self.with_event == 0 {
@@ -194,14 +194,14 @@ pub struct Entry {
     /// Alltoall: rows for each member.
     splits: Option<Vec<u64>>,
     submitted: Option<Stamp>,
-    /// The allocator of its outputs; `None`: the engine.
+    /// Allocator of the outputs; `None`: the engine allocates them.
     allocator: Option<Allocator>,
-    /// The wait of the framework, if the operation ends with a callback and that is measured.
+    /// Measures the wait of the framework, if the operation ends with a callback and the job is measured.
     _called_back: Option<MeasuredOperation>,
 }
 
 impl Entry {
-    /// Its tensors, in the order of the submission.
+    /// Returns the tensors, in the order of the submission.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
@@ -210,7 +210,7 @@ impl Entry {
         self.tensors.iter().any(|tensor| tensor.ready.is_some())
     }
 
-    /// Whether the bytes are there; why they never will be.
+    /// Returns whether the tensors' data is ready, or why it never will be.
     fn poll_events(&mut self) -> Result<bool, String> {
         for tensor in self.tensors.iter_mut() {
             if let Some(event) = &tensor.ready {
@@ -262,7 +262,7 @@ impl EngineState {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether threads other than the engine's must release the driver lock, and not take it.
+    /// Returns whether threads other than the engine's must release the driver lock, and not take it.
     fn wanted(&self) -> bool {
         self.engine_thread_state.is_wanted() || self.shutdown.is_requested()
     }
@@ -276,12 +276,12 @@ fn nanos(d: Duration) -> u64 {
     u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Ends everything that still waits when the engine thread ends, however that happens.
+/// Ends everything that still waits when the engine thread ends, in whatever way it ends.
 struct FinalNotification(Arc<EngineState>);
 
 impl Drop for FinalNotification {
     fn drop(&mut self) {
-        // From here on nothing is accepted that nobody would carry out.
+        // From here on no operation is accepted, because no thread would run it.
         self.0.lock().worker.shutdown();
         self.0.shutdown.end();
         self.0.handles.fail_pending(&Error::Closed, |_| false);
@@ -290,7 +290,7 @@ impl Drop for FinalNotification {
 }
 
 impl Engine {
-    /// Start the engine on a mesh that stands.
+    /// Starts the engine on a connected mesh.
     pub fn start(config: Config, mesh: Mesh) -> Result<Self, Error> {
         let accelerators = backend::accelerators(&config);
         Self::start_with(config, mesh, accelerators)
@@ -299,7 +299,7 @@ impl Engine {
     /// As [`Self::start`], with these kinds of devices beside the host.
     ///
     /// # Errors
-    /// Two serve one kind of device, or there can be no thread.
+    /// Two accelerators serve one kind of device, or a thread cannot be started.
     pub fn start_with(
         config: Config,
         mesh: Mesh,
@@ -315,7 +315,7 @@ impl Engine {
         let shared = Arc::new(EngineState::new(&config, &mesh, accelerators));
         if let Some(TimelineSetting::File(path)) = &config.timeline {
             let mark_cycles = config.timeline_mark_cycles;
-            // It is armed, for there is a setting.
+            // The recording can start, because the setting arms the timeline.
             let _ = shared.timeline.start(path, mark_cycles);
         }
         let metrics = shared.metrics.as_ref();
@@ -347,7 +347,7 @@ impl Engine {
         })
     }
 
-    /// Have a thread that runs callbacks.
+    /// Starts the callback thread, unless it was started before.
     fn start_callback_thread(&self) -> Result<(), Error> {
         let thread = self.callback_thread.lock();
         let mut callback_thread = thread.unwrap_or_else(PoisonError::into_inner);
@@ -365,51 +365,51 @@ impl Engine {
         Ok(())
     }
 
-    /// Settings this engine was started with.
+    /// Returns the settings with which this engine was started.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Ranks and their hosts.
+    /// Returns the ranks and their hosts.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
 
-    /// Version and kind of the newest change of members that the launcher has announced in this round; (0, 0) if none.
-    /// The kind is the OR of 1 (removed) and 2 (added) over all announcements.
+    /// Returns the version of the newest change of members that the launcher has announced in this round, and its kind;
+    /// (0, 0) if none. The kind is the OR of 1 (removed) and 2 (added) over all announcements.
     pub fn host_updates(&self) -> (u64, u8) {
         self.shared.round.host_updates()
     }
 
-    /// Whether some rank did not hold the current training state when this round was formed.
+    /// Returns whether some rank did not have the current training state when this round was formed.
     pub fn needs_sync(&self) -> bool {
         self.shared.round.needs_sync()
     }
 
-    /// Tells the launcher that this process holds the training state.
+    /// Reports to the launcher which training state this process has.
     pub(crate) fn hold_state(&self, state: crate::init::TrainingState) {
         self.shared.round.hold(state as u8);
         self.shared.notifier.notify();
     }
 
-    /// Handles of operations whose ends nobody has asked for, ascending.
+    /// Returns the handles of operations without a callback whose results no thread has taken, ascending.
     pub fn handles(&self) -> Vec<u64> {
         self.shared.handles.all()
     }
 
-    /// Handles of operations that have not ended and end with a callback, ascending.
+    /// Returns the handles of operations that have not ended and end with a callback, ascending.
     pub fn called_back(&self) -> Vec<u64> {
         let called_back = self.shared.handles.called_back();
         called_back.into_iter().map(|handle| handle.0).collect()
     }
 
-    /// Threads of a framework may compute and then call, as of [`Engine::as_guest`]. Stall reports then take this rank for
-    /// one that waits only if it is idle, however its other threads wait.
+    /// Notes that threads of a framework may compute and then call, as of [`Engine::as_guest`]. From then on stall
+    /// reports count this rank as waiting only if it is idle, however its other threads wait.
     pub fn expect_guests(&self) {
         self.shared.callers.expect_guests();
     }
 
-    /// Whether the operation of this handle has ended; `None` for an unknown or cleared handle.
+    /// Returns whether the operation of this handle has ended; `None` for an unknown or cleared handle.
     pub fn poll(&self, handle: Handle) -> Option<bool> {
         let ended = self.shared.handles.poll(handle);
         if ended == Some(false) {
@@ -418,22 +418,23 @@ impl Engine {
         ended
     }
 
-    /// Wait on the host until nothing is in flight on a device; operations that have not been launched are not waited
-    /// for. The result includes failures on a device after the end of their handle. `false`: the time is over.
+    /// Waits on the host until nothing is in flight on a device; operations that have not been launched are ignored.
+    /// Returns `false` after `timeout`. Failures on a device after the end of their handle are reported here.
     ///
     /// # Errors
-    /// Why the generation has ended.
+    /// The generation has ended; the error is the cause.
     pub fn wait_for_devices(&self, timeout: Duration) -> Result<bool, Error> {
         self.wait_on_host(timeout, || self.shared.accelerators.is_idle())
     }
 
-    /// Wait on the host until an operation that was launched on a device has ended. `false`: the time is over.
+    /// Waits on the host until an operation that was launched on a device has ended. Returns `false` after `timeout`.
     ///
     /// # Errors
-    /// It has not ended well: why the generation has ended.
+    /// The operation has failed; the error is the cause of the generation's end.
     pub fn wait_for_launch(&self, end: &dyn LaunchEnd, timeout: Duration) -> Result<bool, Error> {
         let waited = self.wait_on_host(timeout, || {
-            // The cause follows a bad end; and what a device does not let go of never ends, but is given up.
+            // The cause follows a failure. An execution that a device never completes is given up, and then no longer
+            // in flight.
             let is_given_up = || self.shared.lock().worker.ended().is_some();
             end.ended_well() == Some(true) || self.shared.accelerators.is_idle() && is_given_up()
         });
@@ -465,8 +466,8 @@ impl Engine {
         }
     }
 
-    /// Record a timeline of all ranks into this file, which is emptied. Rank 0 decides for all: on other ranks
-    /// nothing happens. A file that cannot be written is an error in the log, not here.
+    /// Records a timeline of all ranks into this file, which is emptied first. Rank 0 decides for all: on other ranks
+    /// nothing happens. A file that cannot be written causes an error in the log, not here.
     pub fn start_timeline(&self, path: &Path, mark_cycles: bool) -> Result<(), Error> {
         self.shared
             .timeline
@@ -474,38 +475,38 @@ impl Engine {
             .map_err(|_| Error::Invalid(NO_TIMELINE_TEXT.into()))
     }
 
-    /// End the recording; on rank 0 everything recorded is in the file then. `false`: there was none.
+    /// Ends the recording; on rank 0 the file then has everything recorded. Returns `false` if there was no recording.
     pub fn stop_timeline(&self) -> bool {
         self.shared.timeline.stop()
     }
 
-    /// The figures of this rank, on rank 0 of all ranks; `None`: nothing is measured.
+    /// Returns the figures of this rank, on rank 0 of all ranks; `None` if the job is not measured.
     pub fn stats(&self) -> Option<Snapshot> {
         let metrics = self.shared.metrics.as_ref();
         metrics.map(|metrics| metrics.snapshot())
     }
 
-    /// The script has ended a step.
+    /// Counts a step that the script has ended.
     pub fn mark_step(&self) {
         if let Some(metrics) = &self.shared.metrics {
             metrics.counters.step_ends();
         }
     }
 
-    /// The script has waited so long for its input.
+    /// Adds the time that the script has waited for its input.
     pub fn mark_input(&self, lasted: Duration) {
         if let Some(metrics) = &self.shared.metrics {
             metrics.counters.input_took(nanos(lasted));
         }
     }
 
-    /// Members of a set in ascending order; `None` when it is not registered.
+    /// Returns the members of a set in ascending order; `None` if the set is not registered.
     pub fn members(&self, set: ProcessSetId) -> Option<Vec<Rank>> {
         self.shared.lock().worker.members(set).map(<[Rank]>::to_vec)
     }
 
-    /// Rows of dimension 0 that this rank gets of a reducescatter of so many among the members of a set; `None` if it is no
-    /// member, or there is no such set.
+    /// Returns how many rows of dimension 0 this rank receives in a reducescatter of `rows` among the members of a set.
+    /// Returns `None` if this rank is not a member, or the set is not registered.
     pub fn scattered_rows(&self, set: ProcessSetId, rows: u64) -> Option<u64> {
         let state = self.shared.lock();
         let members = state.worker.members(set)?;
@@ -514,7 +515,7 @@ impl Engine {
         Some(backend::share_of(rows, me, members.len()) as u64)
     }
 
-    /// Ids of all registered sets, ascending.
+    /// Returns the ids of all registered sets, ascending.
     pub fn process_set_ids(&self) -> Vec<ProcessSetId> {
         self.shared
             .lock()
@@ -524,18 +525,18 @@ impl Engine {
             .collect()
     }
 
-    /// Ask all ranks to stop, wait until they have heard, end the thread, close the links.
+    /// Asks all ranks to stop, waits until they have received the request, ends the threads and closes the links.
     /// Operations that are still pending end with the shutdown error. May be called more than once.
     pub fn shutdown(&self) {
         self.shutdown_because(Leaving::Asked);
     }
 
-    /// As [`Engine::shutdown`], with the reason that other ranks are told.
+    /// As [`Engine::shutdown`], with the reason that is sent to the other ranks.
     pub fn shutdown_because(&self, why: Leaving) {
         self.shared.lock().worker.shutdown_because(why);
         self.shared.shutdown.request();
         self.driver_lock.wake_engine();
-        // In this order: the second ends when the first has.
+        // The order matters: the callback thread ends only after the engine thread.
         for (thread, name) in [
             (&self.thread, "engine"),
             (&self.callback_thread, "callback"),
@@ -552,7 +553,7 @@ impl Engine {
         publisher.unwrap_or_else(PoisonError::into_inner).take();
     }
 
-    /// Whether the engine's thread has left its loop.
+    /// Returns whether the engine's thread has left its loop.
     pub fn has_ended(&self) -> bool {
         self.shared.shutdown.has_ended()
     }

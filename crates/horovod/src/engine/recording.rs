@@ -17,10 +17,10 @@ use super::handles::OpResult;
 use super::relay::{OutOfBandMessage, Relay};
 use crate::error::Error;
 
-/// The engine's side of the timeline. Costs one load per operation when nothing is recorded.
+/// The engine's side of the timeline. It costs one load per operation when nothing is recorded.
 pub(super) struct Recording {
     timeline: Arc<Timeline>,
-    /// When executions that wait were ordered; only while something is recorded.
+    /// When each waiting execution was ordered; filled only while something is recorded.
     ordered: VecDeque<(Seq, Nanos)>,
     catalog: Catalog,
 }
@@ -28,25 +28,25 @@ pub(super) struct Recording {
 /// Record of an execution that has begun.
 pub(super) struct Recorded {
     session: u64,
-    /// `None` if there was no room to tell what a number means.
+    /// `None` if the timeline had no room to describe the operations.
     items: Option<Items>,
     ordered: Nanos,
     begin: Instant,
-    /// Parts carried out before a device's last part.
+    /// Parts that ran before a device's last part.
     parts: Vec<Part>,
 }
 
 impl Recorded {
-    /// A device has carried out a part of it, before the host's.
+    /// Adds a part that a device ran before the host's part.
     pub(super) fn on_device(&mut self, stage: DeviceStage) {
         let DeviceStage { name, times } = stage;
         self.parts
             .extend(times.map(|(begin, end)| Part { name, begin, end }));
     }
 
-    /// The host has carried out what stands between two parts of a device.
+    /// Adds the parts that the host ran between two parts of a device.
     pub(super) fn on_host(&mut self, parts: &[Part]) {
-        // A device's clock is known to some microseconds, the order for sure.
+        // A device's clock is accurate to some microseconds only, but the order of the parts is certain.
         if let (Some(before), Some(first)) = (self.parts.last_mut(), parts.first()) {
             before.end = before.end.min(first.begin);
             before.begin = before.begin.min(before.end);
@@ -55,11 +55,11 @@ impl Recorded {
     }
 }
 
-/// The performer of an execution.
+/// The backend that ran an execution.
 pub(super) enum By<'a> {
-    /// The host's data plane, in these stages.
+    /// The host's data plane, with these stages.
     Host(&'a Stages),
-    /// A backend of this name, on the device with this number.
+    /// The backend of this name, on the device with this number.
     Device {
         backend: &'static str,
         ordinal: Option<i32>,
@@ -76,14 +76,14 @@ impl Recording {
         }
     }
 
-    /// The order to run this has arrived.
+    /// Notes the time at which the order to run this execution arrived.
     pub(super) fn ordered(&mut self, execution: &Execution) {
         if self.timeline.is_on() {
             self.ordered.push_back((execution.seq, self.timeline.now()));
         }
     }
 
-    /// It is about to run.
+    /// Starts the record of an execution that is about to run; returns `None` if nothing is recorded.
     pub(super) fn begins(
         &mut self,
         execution: &Execution,
@@ -98,7 +98,7 @@ impl Recording {
         on.then(|| {
             let begin = Instant::now();
             let mut ordered = self.timeline.at(begin);
-            // Recording may have begun while some were waiting.
+            // Recording may have begun while some executions were waiting.
             while let Some((seq, at)) = self.ordered.front().copied()
                 && seq <= execution.seq
             {
@@ -121,7 +121,7 @@ impl Recording {
         })
     }
 
-    /// It has run: the results are there, but nobody has been told.
+    /// Records an execution that has run, before any thread can receive its results.
     pub(super) fn ends(
         &self,
         recorded: Option<Box<Recorded>>,
@@ -156,7 +156,7 @@ impl Recording {
                     thread = ordinal.map_or(0, |ordinal| timeline.device(ordinal));
                 }
                 let stages: Vec<_> = parts.iter().map(shown).collect();
-                // The host has only launched it, before, and seen its end, later.
+                // The host launched the execution before the device began, and observed its end later.
                 let begin = stages.first().map_or(begin, |first| first.begin);
                 let end = stages.iter().map(|s| s.end).max().unwrap_or(end);
                 (begin, end, stages)
@@ -178,7 +178,7 @@ impl Recording {
         });
     }
 
-    /// An operation without data has ended, or one that the ranks could not agree on.
+    /// Records the error of an operation without data, or of one on which the ranks could not agree.
     pub(super) fn ended_without_data<T>(&self, result: &Result<T, OpError>, entry: Option<&Entry>) {
         if let (Err(e), Some(entry), true) = (result, entry, self.timeline.is_on()) {
             let thread = entry.submitted.map_or(0, |stamp| stamp.thread);
@@ -186,41 +186,41 @@ impl Recording {
         }
     }
 
-    /// Some ranks are late.
+    /// Records that some ranks are late.
     pub(super) fn stalled(&self, report: &StallReport) {
         if self.timeline.is_on() {
             self.timeline.note("STALL", 0, report.to_string());
         }
     }
 
-    /// Answers of the coordinator are about to be carried out.
+    /// Records that responses of the coordinator are about to run.
     pub(super) fn cycle(&self) {
         self.timeline.cycle();
     }
 
-    /// Another rank's timeline has said something.
+    /// Handles a message of another rank's timeline.
     pub(super) fn take(&self, received: &OutOfBandMessage<'_>) {
         self.timeline.handle(received.from, received.message);
     }
 
-    /// Nothing more can come from this rank.
+    /// Notes that nothing more can arrive from this rank.
     pub(super) fn gone(&self, rank: Rank) {
         self.timeline.gone(rank);
     }
 
-    /// Whether all events are where they belong, or it was tried for long enough. Asked when the job has stopped and
-    /// nothing is left to run.
+    /// Returns whether all events have arrived, or the timeline has tried for long enough. Called when the job has
+    /// stopped and nothing is left to run.
     pub(super) fn is_settled(&self) -> bool {
         self.timeline.job_stopped();
         self.timeline.is_settled()
     }
 
-    /// Nothing can be sent or received any more.
+    /// Closes the timeline, because nothing can be sent or received any more.
     pub(super) fn close(&self) {
         self.timeline.close();
     }
 
-    /// Sends what the timeline has to say, where nothing more important waits. `true`: something was sent.
+    /// Sends the timeline's queued messages, unless more important ones wait. Returns whether something was sent.
     pub(super) fn send_queued(&self, relay: &Relay, control: &mut Control) -> bool {
         if !self.timeline.has_outgoing() {
             return false;
@@ -233,7 +233,7 @@ impl Recording {
             match relay.send(control, to, &bytes) {
                 Ok(true) => sent = true,
                 Ok(false) => self.timeline.put_back(to, bytes),
-                // The driver notices a lost peer elsewhere; here only events are missing.
+                // The driver detects a lost peer elsewhere; here only events are missing.
                 Err(e) => tracing::debug!("timeline: {e}"),
             }
         }
@@ -241,7 +241,7 @@ impl Recording {
     }
 }
 
-/// These parts and a device's last one, which began after them.
+/// Returns these parts and a device's last one, which began after them.
 fn with_last(
     mut parts: Vec<Part>,
     started: Instant,
@@ -250,7 +250,7 @@ fn with_last(
 ) -> Vec<Part> {
     let after = parts.iter().map(|part| part.end).max();
     let (name, times) = match stage {
-        // Nothing is left to be done after what the host did.
+        // The host ran the last part.
         None if after.is_some() => return parts,
         None => (backend, None),
         Some(DeviceStage { name, times }) => (name, times),
@@ -262,7 +262,7 @@ fn with_last(
     parts
 }
 
-/// Shapes of what was allocated for the results.
+/// Returns the shapes of the outputs that were allocated for the results.
 pub(super) fn output_shapes(
     execution: &Execution,
     results: &[(EntryId, Result<OpResult, Error>)],

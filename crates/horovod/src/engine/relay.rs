@@ -1,7 +1,7 @@
 //! The relay of out-of-band messages (timeline, inspection) between rank 0 and the others, along the tree.
 //!
-//! They are out-of-band messages: sent only where nothing of the negotiation waits. So they may pile up where many pass
-//! through one rank; then what they hold is thrown away, and counted.
+//! Out-of-band messages are sent only while no message of the negotiation waits. They may therefore accumulate where
+//! many pass through one rank. The relay then drops the events in them and counts the dropped events.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
@@ -10,14 +10,14 @@ use horovod_protocol::{Rank, Tree};
 use horovod_timeline::{self as timeline, LAST_EVENTS_TIMEOUT, MessageKind};
 use horovod_transport::{Control, LinkError};
 
-/// Bytes that wait to be passed on before events are thrown away.
+/// Above so many waiting bytes, events in further messages are dropped.
 const RELAYED_BYTES_MAX: usize = 4 << 20;
-/// Messages that wait before any is thrown away.
+/// Above so many waiting messages, further messages are dropped.
 const RELAYED_MESSAGES_MAX: usize = 1 << 16;
 /// Bytes of an envelope before a message: sender and addressee.
 const ENVELOPE: usize = 8;
 
-/// The post office of one rank.
+/// Relay of one rank.
 pub(super) struct Relay {
     me: Rank,
     tree: Tree,
@@ -25,12 +25,12 @@ pub(super) struct Relay {
     waiting: BTreeMap<Rank, VecDeque<Vec<u8>>>,
     messages: usize,
     bytes: usize,
-    /// Ranks below that record and have not told everything.
+    /// Ranks below that record and have not sent their last events.
     recording: BTreeSet<Rank>,
     deadline: Option<Instant>,
 }
 
-/// Something for this rank.
+/// An out-of-band message for this rank.
 pub(super) struct OutOfBandMessage<'a> {
     pub(super) from: Rank,
     pub(super) message: &'a [u8],
@@ -49,7 +49,7 @@ impl Relay {
         }
     }
 
-    /// Sends a message of this rank's own. `false`: not now.
+    /// Sends a message of this rank. Returns `false` if it cannot be sent now.
     pub(super) fn send(
         &self,
         control: &mut Control,
@@ -62,8 +62,8 @@ impl Relay {
         control.send_out_of_band(next, [&envelope(self.me, to), message])
     }
 
-    /// An out-of-band message has come from a neighbour; `Some` if it is for this rank. Others it passes on, now or
-    /// later.
+    /// Handles an out-of-band message from a neighbour. Returns the message if it is for this rank; forwards it
+    /// otherwise, now or later.
     pub(super) fn receive<'a>(
         &mut self,
         control: &mut Control,
@@ -90,7 +90,7 @@ impl Relay {
             MessageKind::Other => {}
         }
         let busy = self.waiting.contains_key(&next);
-        // The driver notices a lost peer elsewhere; here only events are missing.
+        // The driver detects a lost peer elsewhere; here only events are missing.
         if busy || matches!(control.send_out_of_band(next, [bytes, &[]]), Ok(false)) {
             self.keep(next, bytes);
         }
@@ -116,7 +116,7 @@ impl Relay {
         }
     }
 
-    /// Passes on what waits, where it can. `true`: something was sent.
+    /// Forwards waiting messages where possible. Returns whether something was sent.
     pub(super) fn carry(&mut self, control: &mut Control) -> bool {
         let before = self.messages;
         self.waiting.retain(|next, queue| {
@@ -132,7 +132,7 @@ impl Relay {
         self.messages < before
     }
 
-    /// A neighbour will pass on nothing more: the ranks from which nothing more can come.
+    /// Notes that a neighbour will forward nothing more. Returns the ranks from which nothing more can arrive.
     pub(super) fn gone(&mut self, neighbour: Rank) -> Vec<Rank> {
         let towards = |rank: &Rank| self.tree.child_towards(self.me, *rank) == Some(neighbour);
         let gone: Vec<Rank> = (0..self.tree.size()).map(Rank).filter(towards).collect();
@@ -142,8 +142,8 @@ impl Relay {
         gone
     }
 
-    /// Whether everything from below has been passed on, or it was waited for long enough. Asked when the job has
-    /// stopped.
+    /// Returns whether everything from below was forwarded, or this rank has waited for it long enough. Called when the
+    /// job has stopped.
     pub(super) fn is_settled(&mut self) -> bool {
         if self.recording.is_empty() && self.waiting.is_empty() {
             return true;
@@ -152,7 +152,7 @@ impl Relay {
         now >= *self.deadline.get_or_insert(now + LAST_EVENTS_TIMEOUT)
     }
 
-    /// The neighbour on the way to a rank.
+    /// Returns the neighbour on the path to a rank.
     fn next(&self, to: Rank) -> Option<Rank> {
         let below = self.tree.child_towards(self.me, to);
         below
@@ -165,7 +165,7 @@ fn envelope(from: Rank, to: Rank) -> [u8; ENVELOPE] {
     (u64::from(from.0) | u64::from(to.0) << 32).to_le_bytes()
 }
 
-/// Sender, addressee and message.
+/// Splits an enveloped message into sender, addressee and message.
 fn open(bytes: &[u8]) -> Option<(Rank, Rank, &[u8])> {
     let (head, message) = bytes.split_first_chunk::<ENVELOPE>()?;
     let both = u64::from_le_bytes(*head);
@@ -179,7 +179,7 @@ mod tests {
 
     use super::*;
 
-    /// The out-of-band messages that have arrived.
+    /// Returns the out-of-band messages that have arrived.
     fn arrived(control: &mut Control) -> Vec<(Rank, Vec<u8>)> {
         let mut found = Vec::new();
         while let Some(event) = control.poll() {
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn messages_pass_through_ranks_in_between_both_ways() {
-        // 1 speaks through 0, 3 through 1.
+        // Rank 1 sends through rank 0, rank 3 through rank 1.
         let mut meshes = Cluster::new(4).fan_out(2).build();
         let mut relays: Vec<Relay> = meshes
             .iter()
@@ -222,7 +222,7 @@ mod tests {
                 (Rank(from as u32), &b"hello"[..])
             );
         }
-        // Rank 2 does not speak through rank 1, and there is no rank 9.
+        // Rank 2 does not send through rank 1, and there is no rank 9.
         for (from, to) in [(2, 0), (9, 0), (3, 9)] {
             let forged = [&envelope(Rank(from), Rank(to))[..], b"x"].concat();
             assert!(

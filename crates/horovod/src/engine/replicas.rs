@@ -1,4 +1,4 @@
-//! The engine's part in the comparison of replicas: reports of this rank wait here until the driver sends them.
+//! The engine's part in the comparison of replicas: queues this rank's reports until the driver sends them.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use horovod_settings::CheckReplicas;
 
 use super::Engine;
 
-/// Reports of this rank that wait to be sent; more are dropped.
+/// At most so many reports of this rank wait to be sent; more are dropped.
 const QUEUED_MAX: usize = 4096;
 
 /// The reports of one rank and generation.
@@ -31,7 +31,7 @@ impl ReplicaReports {
         self.has_queued.load(Ordering::Acquire)
     }
 
-    /// The report to send next.
+    /// Takes the report to send next.
     pub(super) fn take(&self) -> Option<Report> {
         let mut state = self.lock();
         let report = state.queued.pop_front();
@@ -40,7 +40,7 @@ impl ReplicaReports {
         report
     }
 
-    /// A report could not be sent yet.
+    /// Puts back a report that could not be sent yet.
     pub(super) fn put_back(&self, report: Report) {
         self.lock().queued.push_front(report);
         self.has_queued.store(true, Ordering::Release);
@@ -54,7 +54,7 @@ impl ReplicaReports {
         }
     }
 
-    /// All ranks have joined.
+    /// Notes that all ranks have joined.
     pub(super) fn note_joined(&self) {
         self.lock().numbers.note_joined();
     }
@@ -65,7 +65,7 @@ impl ReplicaReports {
 }
 
 impl Engine {
-    /// Whether parameters of an optimizer on this set are to be reported before its first update.
+    /// Returns whether parameters of an optimizer on this set must be reported before its first update.
     pub fn checks_replicas(&self, set: ProcessSetId) -> bool {
         self.config.consistency.at_start != CheckReplicas::Off
             && self
@@ -73,13 +73,13 @@ impl Engine {
                 .is_some_and(|members| members.len() > 1)
     }
 
-    /// Whether this rank has reported parameters of this key in this generation.
+    /// Returns whether this rank has reported parameters of this key in this generation.
     pub fn has_reported(&self, set: ProcessSetId, key: u64) -> bool {
         self.shared.replicas.lock().numbers.has(set, key)
     }
 
-    /// Report the parameters of an optimizer to rank 0, which compares those of all members when the last has reported.
-    /// Returns at once. A difference is a warning, or ends the job.
+    /// Reports the parameters of an optimizer to rank 0, which compares the reports of all members when the last has
+    /// arrived. Returns at once. A difference is logged as a warning, or ends the job.
     pub fn report_replica(&self, set: ProcessSetId, replica: Replica) {
         let number = self.shared.replicas.lock().numbers.take(set, replica.key);
         if let Some(number) = number {
@@ -87,8 +87,8 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::report_replica`], but only if this rank has not reported parameters of this key in this generation, nor
-    /// another thread is about to. Only then they are read.
+    /// As [`Engine::report_replica`], but only for the first report of this key by this rank in this generation, over
+    /// all threads. Calls `read` only in this case.
     pub fn report_first_replica(
         &self,
         set: ProcessSetId,
@@ -112,11 +112,11 @@ impl Engine {
         let report = Report::new(set, number, replica, has_names);
         self.shared.replicas.add(report);
         self.driver_lock.poll_once();
-        // The thread that makes progress may have looked before.
+        // The thread that makes progress may have polled the reports before.
         self.shared.notifier.notify();
     }
 
-    /// Members of a set in which this rank is one.
+    /// Returns the members of a set, if this rank is one of them.
     fn members_beside(&self, set: ProcessSetId) -> Option<Vec<Rank>> {
         let members = self.members(set)?;
         members.contains(&self.topology.rank).then_some(members)

@@ -1,4 +1,5 @@
-//! The round of an elastic job that this engine takes part in: news of its launcher, and the training state held here.
+//! The round of an elastic job in which this engine takes part: the launcher's changes, and this process's training
+//! state.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -6,27 +7,27 @@ use std::sync::{Mutex, PoisonError};
 use horovod_protocol::Generation;
 use horovod_transport::rendezvous::RankAssignment;
 
-/// There is nothing to send.
+/// Value of `state` while there is nothing to send.
 const SENT: u8 = u8::MAX;
-/// Before it no rank has trained.
+/// Before this generation no rank has trained.
 const FIRST_GENERATION: Generation = Generation(1);
 
 /// State of the round; a job that is not elastic has only one.
 pub(super) struct Round {
     /// The launcher may change the members of the job.
     is_elastic: bool,
-    /// Whether some rank came to this round without the current training state.
+    /// Some rank joined this round without the current training state.
     needs_sync: bool,
     /// Workers that begin their script are in one round with others that have trained.
     has_newcomers: bool,
-    /// Newest change of members announced by the launcher, and the kinds of all.
+    /// Version of the newest change of members that the launcher has announced, and the kinds of all changes.
     host_updates: Mutex<(u64, u8)>,
-    /// Training state of this process, for the launcher; [`SENT`] once it has been sent.
+    /// Training state of this process, for the launcher; [`SENT`] once it was sent.
     state: AtomicU8,
 }
 
 impl Round {
-    /// The round of this generation, with the place that the launcher of an elastic job gave to this process.
+    /// Makes the round of this generation, with the place that the launcher of an elastic job gave to this process.
     pub(super) fn new(generation: Generation, assignment: Option<&RankAssignment>) -> Self {
         let needs_sync = assignment.is_none_or(|assignment| assignment.needs_sync);
         Self {
@@ -50,25 +51,25 @@ impl Round {
         self.has_newcomers
     }
 
-    /// Takes down a change of the job's members.
+    /// Notes a change of the job's members.
     pub(super) fn update_hosts(&self, version: impl Fn(u64) -> u64, kind: u8) {
         let updates = self.host_updates.lock();
         let mut updates = updates.unwrap_or_else(PoisonError::into_inner);
         *updates = (version(updates.0), updates.1 | kind);
     }
 
-    /// Version of the newest change, and the kinds of all.
+    /// Returns the version of the newest change, and the kinds of all changes.
     pub(super) fn host_updates(&self) -> (u64, u8) {
         let updates = self.host_updates.lock();
         *updates.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps the training state of this process, for the launcher.
+    /// Stores the training state of this process, to be sent to the launcher.
     pub(super) fn hold(&self, state: u8) {
         self.state.store(state, Ordering::Release);
     }
 
-    /// The training state that the launcher has not heard of, once.
+    /// Returns, once, the training state that was not sent to the launcher yet.
     #[inline]
     pub(super) fn take_state(&self) -> Option<u8> {
         if self.state.load(Ordering::Acquire) == SENT {

@@ -1,8 +1,8 @@
-//! The end of an engine, as all threads see it.
+//! The shutdown of an engine, visible to all threads.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// How far it is.
+/// Progress of the shutdown.
 #[derive(Default)]
 pub(super) struct Shutdown {
     requested: AtomicBool,
@@ -10,7 +10,7 @@ pub(super) struct Shutdown {
 }
 
 impl Shutdown {
-    /// This process wants to leave.
+    /// Notes that this process asks to leave.
     pub(super) fn request(&self) {
         self.requested.store(true, Ordering::Release);
     }
@@ -20,7 +20,7 @@ impl Shutdown {
         self.requested.load(Ordering::Acquire)
     }
 
-    /// The engine's thread has left its loop.
+    /// Notes that the engine's thread has left its loop.
     pub(super) fn end(&self) {
         self.ended.store(true, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! Soft waits: they end before their time when the others wait for what this rank does only afterwards.
+//! Soft waits: they end early if the other ranks wait for an operation that this rank submits only after the wait.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,37 +9,38 @@ use super::calls::Wait;
 use super::handles::{Handle, Waited};
 use super::{Engine, nanos};
 
-/// How long a soft wait lasts before rank 0 hears of it: at first, after one that was ended early, and where many
-/// lasted longer because some rank was merely slow.
+/// How long a soft wait lasts, at first, before it is reported to rank 0. [`GRACE_LEAST`] applies after a wait that was
+/// ended early. The time doubles up to [`GRACE_MOST`] with each wait that lasted longer because some rank was merely
+/// slow.
 const GRACE: Duration = Duration::from_millis(4);
 const GRACE_LEAST: Duration = Duration::from_millis(1);
 const GRACE_MOST: Duration = Duration::from_millis(64);
 
-/// For what others wait, so that a soft wait ended.
+/// The operation for which other ranks wait, and because of which a soft wait ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaitedFor {
-    /// One of those who wait.
+    /// One of the ranks that wait.
     pub rank: Rank,
-    /// The operation, as in reports.
+    /// Name of the operation, as in reports.
     pub name: Box<str>,
 }
 
-/// How a soft wait goes on.
+/// Outcome of a soft wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Softly {
-    /// The operation has ended, or the handle is unknown; the result is where it was.
+    /// The operation has ended, or the handle is unknown; the result stays where it was.
     Ended,
-    /// The time is over, the operation is not.
+    /// The time is over, but the operation has not ended.
     Pending,
-    /// Nothing can go on before this rank does. The operation is as pending as before.
+    /// No rank can make progress before this rank does. The operation stays pending.
     LetGo(WaitedFor),
 }
 
-/// The soft waits of this rank, as far as the driver has to know.
+/// The soft waits of this rank, as far as the driver needs them.
 #[derive(Debug)]
 pub(super) struct SoftWaits {
     waiting: AtomicU32,
-    /// Since when, in nanoseconds.
+    /// When the soft waits under way began, in nanoseconds.
     since: AtomicU64,
     grace: AtomicU64,
 }
@@ -73,19 +74,19 @@ impl SoftWaits {
         self.grace.store(next, Ordering::Relaxed);
     }
 
-    /// Since when a thread has waited softly, if one does.
+    /// Returns when the soft waits under way began; `None` if there are none.
     pub(super) fn since(&self) -> Option<u64> {
         let any = self.waiting.load(Ordering::Acquire) > 0;
         any.then(|| self.since.load(Ordering::Acquire))
     }
 
-    /// When rank 0 is to hear of a wait that began then.
+    /// Returns when to report a wait to rank 0 that began at `since`.
     pub(super) fn due(&self, since: u64) -> u64 {
         since.saturating_add(self.grace.load(Ordering::Relaxed))
     }
 }
 
-/// A soft wait of this thread; over when it is dropped.
+/// A soft wait of this thread; it ends when this is dropped.
 pub struct SoftWait<'a> {
     engine: &'a Engine,
     handle: Handle,
@@ -93,15 +94,16 @@ pub struct SoftWait<'a> {
 }
 
 impl Engine {
-    /// The first of these operations that has not ended.
+    /// Returns the first of these operations that has not ended.
     pub fn first_pending(&self, handles: &[u64]) -> Option<Handle> {
         let mut handles = handles.iter().copied().map(Handle);
         let table = self.shared.handles.lock();
         handles.find(|handle| table.is_pending(*handle))
     }
 
-    /// Begin to wait softly: not longer than until all others that the operation lacks wait, in the end, for
-    /// something that this rank has not asked for. That is proven, not guessed from the time.
+    /// Begins a soft wait for this operation. It ends early when all ranks that the operation lacks wait, perhaps
+    /// through others, for an operation that this rank has not submitted. That state is proven, not guessed from the
+    /// time.
     pub fn wait_softly(&self, handle: Handle) -> SoftWait<'_> {
         self.shared.callers.soft().begin(self.shared.now().0);
         SoftWait {
@@ -113,7 +115,7 @@ impl Engine {
 }
 
 impl SoftWait<'_> {
-    /// Wait at most `timeout`. The handle stays valid whatever happens.
+    /// Waits at most `timeout`. The handle stays valid in every case.
     pub fn wait(&mut self, timeout: Duration) -> Softly {
         let shared = &self.engine.shared;
         if let Waited::Ended { result, kept } =
@@ -139,7 +141,7 @@ impl SoftWait<'_> {
 impl Drop for SoftWait<'_> {
     fn drop(&mut self) {
         let shared = &self.engine.shared;
-        // In this order: who looks in between finds a wait that is over, never one that still lasts.
+        // The order matters: a poll in between finds a wait that is over, never one that still lasts.
         shared.callers.waits_no_more();
         shared.handles.lock().keep(self.handle);
         shared.callers.soft().end(shared.now().0, self.let_go);

@@ -8,11 +8,12 @@ use horovod_protocol::{EntryId, ProcessSetId};
 
 use super::EngineState;
 
-/// The answer to a look at a soft wait: the operations for which this rank's threads wait, and which of `keys` are pending.
+/// Returns the answer to a question about a soft wait: the operations for which this rank's threads wait, and which of
+/// `keys` are pending.
 pub(super) fn brief(shared: &EngineState, keys: &[Key]) -> Brief {
     let first = shared.callers.observe(shared.now().0);
-    // A wait that is to end counts no more, also where its thread has not noticed yet. Only this thread ends waits, so
-    // what still is one after this remains one.
+    // A wait that is about to end no longer counts, even if its thread has not noticed yet. Only this thread ends
+    // waits, so a wait that lasts after this check is not ended meanwhile.
     let table = shared.handles.lock();
     let ends = first.handles.iter().any(|h| table.let_go(*h).is_some());
     drop(table);
@@ -26,7 +27,8 @@ pub(super) fn brief(shared: &EngineState, keys: &[Key]) -> Brief {
     let waits_for: Vec<_> = named.collect();
     let has = |(set, name): &Key| state.worker.is_pending(ProcessSetId(*set), name);
     Brief {
-        // An operation that has been agreed on, or has ended, is not stuck. A framework's threads may submit more.
+        // An operation on which the ranks have agreed, or that has ended, is not stuck. A framework's threads may
+        // submit more.
         blocked: waits.all
             && !waits.has_guests
             && waits == first
@@ -38,7 +40,7 @@ pub(super) fn brief(shared: &EngineState, keys: &[Key]) -> Brief {
     .bounded()
 }
 
-/// The answer to a look at a stall, but for names and stacks, which come later.
+/// Returns the answer to a question about a stall, without names and stacks, which are added later.
 pub(super) fn standing(shared: &EngineState, executes: bool) -> Standing {
     let waits = shared.callers.observe(shared.now().0);
     let called = shared.handles.called_back();
@@ -49,7 +51,7 @@ pub(super) fn standing(shared: &EngineState, executes: bool) -> Standing {
     let handles = waits.handles.iter().chain(&called);
     let names = handles.filter_map(|handle| state.worker.name_of(EntryId(handle.0)));
     let waits_for: Vec<Key> = names.map(|(set, name)| (set.0, name)).collect();
-    // An operation that has been agreed on, or has ended, is not stuck.
+    // An operation on which the ranks have agreed, or that has ended, is not stuck.
     let is_stuck = waits_for.len() == waits.handles.len() + called.len();
     let seen = Seen {
         all_wait: waits.all,
@@ -74,7 +76,7 @@ pub(super) fn standing(shared: &EngineState, executes: bool) -> Standing {
     }
 }
 
-/// Sends a thread for the stacks; `None` if nobody knows them.
+/// Starts a thread that collects the stacks; returns `None` if no source of stacks is registered.
 pub(super) fn search_stacks(
     shared: &Arc<EngineState>,
 ) -> std::io::Result<Option<Receiver<Vec<ThreadStack>>>> {

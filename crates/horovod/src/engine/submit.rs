@@ -1,4 +1,4 @@
-//! The submission of operations: names, local checks, hand-over of a pending entry to the engine; and the wait for it.
+//! Submission of operations: names, local checks, hand-over of a pending entry to the engine, and the wait for it.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::{Allocator, Callback, Engine, Entry, Handle, Kept, Negotiation, Recor
 use crate::error::Error;
 use crate::tensor::{Tensor, Tensors};
 
-/// Longest single wait of the blocking calls between two looks at whether the caller wants to stop.
+/// Longest single wait of the blocking calls between two checks whether the caller wants to stop.
 const WAIT_SLICE: Duration = Duration::from_millis(100);
 
 /// One operation as the caller describes it; a group has several tensors.
@@ -32,9 +32,9 @@ pub struct Submission<'a> {
 }
 
 impl<'a> Submission<'a> {
-    /// `prefix` is the kind of call (`allreduce`, `grouped_allreduce`, …) and the first part of the operation's name;
-    /// without a `name`, or with an empty one, it is numbered per process set and prefix. The members of `set` take
-    /// part.
+    /// Describes an operation of the members of `set`. `prefix` is the kind of call (`allreduce`, `grouped_allreduce`,
+    /// …) and the first part of the operation's name. Without a `name`, or with an empty one, the operation is numbered
+    /// per process set and prefix.
     #[inline]
     pub fn new(
         prefix: &'a str,
@@ -55,14 +55,14 @@ impl<'a> Submission<'a> {
         }
     }
 
-    /// Alltoall: rows of dimension 0 for each member; `None`: as many for each.
+    /// Alltoall: sets the rows of dimension 0 for each member; `None`: the same number for each.
     #[must_use]
     pub fn with_splits(mut self, splits: Option<Vec<i64>>) -> Self {
         self.splits = splits;
         self
     }
 
-    /// With something that [`Engine::wait`] gives back when the operation has ended.
+    /// Keeps an object that [`Engine::wait`] returns when the operation has ended.
     #[must_use]
     #[inline(always)] // as a call it moves all of the submission
     pub fn keeping(mut self, kept: Option<Kept>) -> Self {
@@ -70,10 +70,10 @@ impl<'a> Submission<'a> {
         self
     }
 
-    /// With a function that is called with the result instead of a handle that is waited for: once, on a thread of the
-    /// engine's that does nothing else for this rank meanwhile, and while no lock of the engine is held. So it may take
-    /// locks of its caller's and submit again; while it runs no other call is made. A panic in it is logged and ends
-    /// nothing. It is not called when the submission is refused.
+    /// Delivers the result to `callback` instead of a waiter of the handle. The callback runs once, on a thread of the
+    /// engine that does nothing else for this rank meanwhile, while no lock of the engine is held. The callback may
+    /// therefore take locks of its caller and submit again. That thread runs no other callback meanwhile. A panic in it
+    /// is logged and ends nothing. The callback is not called when the submission is refused.
     #[must_use]
     pub fn calling(mut self, callback: Callback) -> Self {
         self.end = Delivery::ToCallback(callback);
@@ -95,10 +95,10 @@ impl<'a> Submission<'a> {
 }
 
 impl Engine {
-    /// Queue one operation. On an error nothing is queued and no name is used up.
+    /// Queues one operation. On an error nothing is queued and no name is used up.
     ///
     /// # Errors
-    /// Arguments that have no meaning, tensors on a device that nobody here serves, a name that is pending already,
+    /// Arguments that have no meaning, tensors on a device that no accelerator serves, a name that is pending already,
     /// or an engine that has ended.
     pub fn submit(&self, submission: Submission<'_>) -> Result<Handle, Error> {
         let handle = self.queue(submission)?;
@@ -106,8 +106,8 @@ impl Engine {
         Ok(handle)
     }
 
-    /// As [`Engine::submit`], for several operations that begin together: `queue` submits one each time it is called.
-    /// The other ranks hear of all at once.
+    /// As [`Engine::submit`], for several operations that begin together: `body` gets a function that submits one per
+    /// call. All of them are announced at once.
     pub fn submit_together<T>(
         &self,
         body: impl FnOnce(&mut dyn FnMut(Submission<'_>) -> Result<Handle, Error>) -> T,
@@ -124,7 +124,7 @@ impl Engine {
         outcome
     }
 
-    /// The kind of device that all these tensors lie on.
+    /// Returns the kind of device on which all these tensors lie.
     fn device_of(&self, tensors: &[Tensor]) -> Result<Device, Error> {
         let mut devices = tensors.iter().map(|tensor| tensor.device);
         let device = devices.next().unwrap_or(Device::Cpu);
@@ -142,7 +142,7 @@ impl Engine {
     }
 
     pub(super) fn queue(&self, submission: Submission<'_>) -> Result<Handle, Error> {
-        // Not taken apart: the tensors are moved once, to where they are pending.
+        // The submission is not destructured, so that its tensors are moved only once, into the pending entry.
         let Submission {
             prefix,
             name,
@@ -186,15 +186,15 @@ impl Engine {
         let tag = match worker.submit(id, request) {
             Ok(tag) => tag,
             Err(e) => {
-                // It may be of any length.
+                // The refused name may be of any length.
                 request.name = String::new();
                 drop(state);
                 return Err(e.into());
             }
         };
-        // Only now: whoever ends everything that is pending must not end what was refused.
+        // Inserted only now: a thread that ends everything pending must not end an operation that was refused.
         self.shared.handles.insert(handle, submission.end);
-        // With others on their way it is likely to be fused with them.
+        // If other operations are pending, this one is likely to be fused with them.
         let alone = worker.pending() == 1;
         state.prestageable = tag.filter(|_| alone).map(|tag| (id, tag));
         if named.is_none() {
@@ -214,8 +214,9 @@ impl Engine {
         Ok(handle)
     }
 
-    /// Wait at most `timeout`; clears the handle when the operation has ended. With no time at all this only looks:
-    /// a thread that began to carry something out would have to break it off at its first wait, and wake the engine's.
+    /// Waits at most `timeout`, and clears the handle when the operation has ended. With a zero timeout this only
+    /// polls. A thread that began an execution would have to suspend it at its first wait, and wake the engine's
+    /// thread.
     pub fn wait(&self, handle: Handle, timeout: Duration) -> Waited {
         if timeout.is_zero() {
             let ended = self.shared.handles.lock().take(handle);
@@ -223,7 +224,7 @@ impl Engine {
         }
         let waited = self.wait_as(handle, timeout, Wait::Plain);
         if matches!(waited, Waited::Pending) {
-            // In case a soft wait of it was interrupted.
+            // A soft wait for the operation may have been interrupted.
             self.shared.handles.lock().keep(handle);
         }
         waited
@@ -255,7 +256,7 @@ impl Engine {
         waited
     }
 
-    /// Wait for all members of the set. `interrupted` is asked a few times a second; its error ends the wait.
+    /// Waits for all members of the set. `interrupted` is called a few times a second; its error ends the wait.
     pub fn barrier<E: From<Error>>(
         &self,
         set: ProcessSetId,
@@ -265,7 +266,7 @@ impl Engine {
             .map(drop)
     }
 
-    /// Say that this rank has no more data and wait for all others; returns the rank that joined last.
+    /// Announces that this rank has no more data and waits for all others; returns the rank that joined last.
     pub fn join<E: From<Error>>(
         &self,
         interrupted: impl FnMut() -> Result<(), E>,
@@ -279,7 +280,7 @@ impl Engine {
         }
     }
 
-    /// Register a set of ranks; every rank of the job must make the same call.
+    /// Registers a set of ranks; every rank of the job must make the same call. Returns the set's id.
     pub fn add_process_set<E: From<Error>>(
         &self,
         ranks: &[u32],
@@ -294,7 +295,7 @@ impl Engine {
         }
     }
 
-    /// Remove a set; every rank of the job must make the same call. `false`: there was none to remove.
+    /// Removes a set; every rank of the job must make the same call. Returns `false` if there was no set to remove.
     pub fn remove_process_set<E: From<Error>>(
         &self,
         set: ProcessSetId,
@@ -341,7 +342,7 @@ impl Engine {
                 Waited::Unknown => return Err(vanished(handle).into()),
                 Waited::Pending => {
                     if let Err(stop) = interrupted() {
-                        // Nobody will ask for the result.
+                        // No thread will request the result.
                         self.shared.handles.cancel(handle);
                         return Err(stop);
                     }
@@ -352,7 +353,7 @@ impl Engine {
 }
 
 impl Negotiation {
-    /// Put the request together.
+    /// Builds the request.
     fn describe(
         &mut self,
         set: ProcessSetId,
@@ -405,10 +406,10 @@ pub(super) fn vanished(handle: Handle) -> Error {
     Error::Internal(format!("handle {} vanished", handle.0))
 }
 
-/// Combinations of element type, operation and factors that have no meaning.
+/// Refuses combinations of element type, operation and factors that have no meaning.
 fn check_arithmetic(op: &Op, tensors: &[Tensor]) -> Result<(), Error> {
     let (op, scale) = match op {
-        // Refused whatever the element type, and in the words that say why.
+        // The coordinator refuses these operations for every element type; its text gives the reason.
         Op::Reducescatter { op, .. } if !matches!(op, ReduceOp::Average | ReduceOp::Sum) => {
             return Ok(());
         }
@@ -450,7 +451,7 @@ fn check_sizes(tensors: &[Tensor]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Check alltoall splits and fill in the even ones.
+/// Checks alltoall splits; returns even ones if there are none.
 fn row_splits(tensor: &Tensor, splits: Option<&[i64]>, members: usize) -> Result<Vec<u64>, Error> {
     let rows = tensor.rows();
     if tensor.meta.shape.is_empty() {
@@ -498,7 +499,7 @@ mod tests {
 
     fn tensor(dtype: DType, shape: &[u64]) -> Tensor {
         let meta = TensorMeta::new(dtype, shape);
-        // SAFETY: nobody follows its pointers.
+        // SAFETY: no code dereferences its pointers.
         unsafe { Tensor::new(meta, std::ptr::null(), Output::Allocate) }
     }
 

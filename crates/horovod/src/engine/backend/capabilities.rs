@@ -1,8 +1,9 @@
-//! The capability exchange of a set's members: once for each device, whether all can carry out its executions there,
-//! and how.
+//! The capability exchange of a set's members: settles once for each device whether all members can run its executions
+//! there, and how.
 //!
-//! At the first execution of a set on a device, at its place in the total order, the members exchange what each offers
-//! over the host's data plane. All conclude from the same offers, so all alike; nothing is decided locally.
+//! At a set's first execution on a device, at its place in the total order, the members exchange their offers over the
+//! host's data plane. All members conclude from the same offers, so all reach the same result; nothing is decided
+//! locally.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,10 +14,10 @@ use horovod_transport::Idle;
 use super::host::Host;
 use super::{Backend, Failure, Members, OFFER_MAX};
 
-/// An offer as it is exchanged: whether there is a backend, its length, its bytes.
+/// Bytes of an exchanged offer: a flag for a backend, the offer's length, its bytes.
 const FRAME: usize = 3 + OFFER_MAX;
 
-/// Result of the capability exchange in each set.
+/// Results of the capability exchanges.
 #[derive(Default)]
 pub(in crate::engine) struct Capabilities {
     concluded: BTreeMap<(Device, ProcessSetId), Concluded>,
@@ -25,19 +26,20 @@ pub(in crate::engine) struct Capabilities {
 type Concluded = (Arc<[Rank]>, Result<(), String>);
 
 impl Capabilities {
-    /// The set's result, if the exchange has taken place; an error is the result of the set's operations.
+    /// Returns the set's result, if the exchange has taken place. An error is the result of every operation of the set
+    /// on the device.
     pub(in crate::engine) fn of(&self, execution: &Execution) -> Option<&Result<(), String>> {
         let (members, concluded) = self.concluded.get(&(execution.device, execution.set))?;
         (members[..] == execution.members[..]).then_some(concluded)
     }
 
-    /// The set was removed. All ranks forget it at once: members that come together again under its id must either all
-    /// ask each other or none.
+    /// Forgets a removed set, on all ranks at the same place in the order. If a later set gets its id, either all of
+    /// its members must exchange offers or none.
     pub(in crate::engine) fn forget(&mut self, set: ProcessSetId) {
         self.concluded.retain(|(_, of), _| *of != set);
     }
 
-    /// Ask the other members, who ask as well.
+    /// Exchanges offers with the other members, which do the same, and keeps the result.
     pub(in crate::engine) fn conclude(
         &mut self,
         execution: &Execution,
@@ -91,7 +93,7 @@ fn frame(offer: Option<Vec<u8>>) -> Result<Vec<u8>, Failure> {
     Ok(frame)
 }
 
-/// `None` where there is no backend.
+/// Returns the offer in a frame; `None` if the member has no backend.
 fn offer_in(frame: &[u8]) -> Option<Vec<u8>> {
     let [1, low, high, offer @ ..] = frame else {
         return None;
@@ -113,7 +115,7 @@ mod tests {
         }
         assert_eq!(offer_in(&frame(None).unwrap()), None);
         assert!(frame(Some(vec![0; OFFER_MAX + 1])).is_err());
-        // Of a peer: a length beyond the frame.
+        // A peer may send a length beyond the frame.
         let mut framed = frame(Some(vec![1])).unwrap();
         framed[2] = 0xff;
         assert_eq!(offer_in(&framed), None);

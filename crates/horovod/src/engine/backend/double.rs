@@ -1,4 +1,4 @@
-//! A device on host memory, for tests: its executions end later, from another thread, in an order that a seed decides.
+//! A device on host memory, for tests: its executions end later, on another thread, in an order that depends on a seed.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use crate::engine::accelerator::Accelerator;
 use crate::engine::handles::OpResult;
 use crate::tensor::Tensor;
 
-/// The kind of its tensors' device.
+/// Kind of the device on which the double's tensors lie.
 pub(super) const DOUBLE: Device = Device::Other(1);
 
 /// Connection between the devices of a job, with the thread that moves their bytes.
@@ -22,22 +22,22 @@ pub(super) struct Fabric {
     changed: Condvar,
     /// Executions that were aborted before they had ended.
     pub(super) aborted: AtomicUsize,
-    /// Executions that have ended, and those that ended after a later one.
+    /// Executions that have ended; `overtaken` counts those that ended after a later one.
     pub(super) ended: AtomicUsize,
     pub(super) overtaken: AtomicUsize,
 }
 
 struct State {
     rng: Rng,
-    /// Executions that have not ended, with the parts of those who have started them.
+    /// Executions that have not ended, with the parts of the ranks that have started them.
     gathered: BTreeMap<(u32, Seq), Vec<Part>>,
-    /// Nothing ends for now.
+    /// No execution ends for now.
     paused: bool,
-    /// At this rank the execution after so many fails.
+    /// The execution of this rank after so many fails.
     fails: Option<(Rank, usize)>,
     last: Seq,
     closed: bool,
-    /// Aborts change nothing.
+    /// Aborts have no effect.
     stubborn: bool,
 }
 
@@ -59,7 +59,7 @@ struct Operand {
     elems: usize,
 }
 
-// SAFETY: only followed while the engines hold the tensors for the execution.
+// SAFETY: only dereferenced while the engines keep the tensors for the execution.
 unsafe impl Send for Operand {}
 
 impl Fabric {
@@ -88,23 +88,23 @@ impl Fabric {
         self.state.lock().unwrap()
     }
 
-    /// Let executions start but none end, or go on.
+    /// With `paused`, executions start but none ends; without it they continue.
     pub(super) fn hold(&self, paused: bool) {
         self.lock().paused = paused;
         self.changed.notify_all();
     }
 
-    /// So many of this rank's executions end well, the next fails.
+    /// Lets `after` executions of this rank succeed and the next one fail.
     pub(super) fn fail(&self, rank: Rank, after: usize) {
         self.lock().fails = Some((rank, after));
     }
 
-    /// From here on what is aborted goes on.
+    /// Makes aborts ineffective from here on.
     pub(super) fn ignore_aborts(&self) {
         self.lock().stubborn = true;
     }
 
-    /// Wait until this rank has started so many that have not ended.
+    /// Waits until this rank has started `count` executions that have not ended.
     pub(super) fn await_started(&self, rank: Rank, count: usize) {
         let mut state = self.lock();
         let started = |state: &State| {
@@ -116,13 +116,13 @@ impl Fabric {
         }
     }
 
-    /// End the thread.
+    /// Ends the fabric's thread.
     pub(super) fn close(&self) {
         self.lock().closed = true;
         self.changed.notify_all();
     }
 
-    /// The device of one rank, which offers this.
+    /// Makes the device of one rank, with this offer.
     pub(super) fn device(self: &Arc<Self>, offer: u8) -> Arc<dyn Accelerator> {
         let fabric = self.clone();
         Arc::new(DoubleDevice { offer, fabric })
@@ -143,7 +143,7 @@ impl Fabric {
                 state = self.changed.wait(state).unwrap();
                 continue;
             }
-            // Sometimes others come before it is decided which ends first.
+            // Sometimes more executions may start before one of them is picked to end.
             if state.rng.chance(60) {
                 drop(state);
                 std::thread::yield_now();
@@ -183,7 +183,7 @@ impl Fabric {
     }
 }
 
-/// Sums and broadcasts, of `f32` alone.
+/// Runs sums and broadcasts, of `f32` only.
 fn carry_out(parts: &[Part]) {
     let items = parts[0].tensors.len();
     for item in 0..items {
@@ -307,7 +307,7 @@ impl InFlight for Launched {
     }
 
     fn abort(&mut self, cause: &Aborted) {
-        // With the lock the thread is not in the middle of it.
+        // Under this lock the fabric's thread is not in the middle of an execution.
         let mut state = self.fabric.lock();
         let stubborn = state.stubborn;
         let Some(parts) = state.gathered.get_mut(&self.key).filter(|_| !stubborn) else {

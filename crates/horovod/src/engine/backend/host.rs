@@ -1,4 +1,4 @@
-//! The host's data plane: collectives over shared memory and TCP, run to their end while they are started.
+//! The host's data plane: collectives over shared memory and TCP, which run to their end within the start.
 
 mod operations;
 mod prestaging;
@@ -31,14 +31,14 @@ use tuning::Tuned;
 pub(in crate::engine) use prestaging::Operand;
 pub(in crate::engine) use tuning::Announced;
 
-/// Links to the peers, and what the collectives over them run with.
+/// Links to the peers, and the state with which collectives run over them.
 pub(in crate::engine) struct Host {
     data: Data,
     layouts: Layouts,
     tuned: Tuned,
     scratch: Scratch,
     segment_scratch: SegmentScratch,
-    /// Rows that an alltoall will receive, between the exchange of the sizes and that of the rows.
+    /// Rows that an alltoall will receive, kept from the exchange of the sizes to the exchange of the rows.
     sized: Option<(Seq, Vec<Incoming>)>,
 }
 
@@ -54,12 +54,12 @@ impl Host {
         }
     }
 
-    /// Put in force what was announced before this place in the order.
+    /// Applies the tuned values that take effect before the execution `next`.
     pub(in crate::engine) fn catch_up(&mut self, announced: &mut Announced, next: Seq) {
         self.tuned.catch_up(announced, next);
     }
 
-    /// An execution on host memory has ended: something to learn from for who tunes.
+    /// Passes an execution on host memory that has ended to the tuner, if this rank has one.
     pub(in crate::engine) fn observe(
         &mut self,
         now: impl FnOnce() -> Time,
@@ -69,34 +69,34 @@ impl Host {
         self.tuned.observe(now, execution, coordinator);
     }
 
-    /// The job has ended, and well.
+    /// Warns if the job has succeeded before its tuning was complete.
     pub(in crate::engine) fn ended_well(&self) {
         self.tuned.ended_well();
     }
 
-    /// Whether an execution may be broken off in any wait and go on later, so that a thread may carry it out that must
-    /// be able to leave.
+    /// Returns whether an execution may be suspended in any wait and resumed later, so that a thread may run it that
+    /// must be able to leave.
     pub(in crate::engine) fn may_pause(&mut self, execution: &Execution) -> bool {
         let Op::Allreduce { op, .. } = execution.op else {
             return false;
         };
-        // Copies would be made anew, elsewhere.
+        // After a suspension the copies would be made anew, in other memory.
         if execution.items.iter().any(|item| item.reordered) {
             return false;
         }
         let layout = self.layouts.of(execution.set, &execution.members);
         let (data, tuning) = (&self.data, &self.tuned.tuning);
-        // Element types run apart; the algorithm of each follows from its own bytes.
+        // Each element type runs separately; the algorithm of each depends on its own bytes.
         let can = |bytes| collectives::may_pause(op, bytes, data, &layout, tuning);
         can(0) && can(bytes_of_all(execution))
     }
 
-    /// It was broken off in a wait, and will be started again before anything else.
+    /// Prepares the suspended execution to be started again, before any other execution.
     pub(in crate::engine) fn rewind(&mut self) {
         self.scratch.rewind();
     }
 
-    /// How the last execution went through its stages, if that is recorded.
+    /// Returns the stages of the last execution, if they are recorded.
     pub(in crate::engine) fn stages(&mut self) -> &mut Stages {
         &mut self.scratch.stages
     }
@@ -149,7 +149,7 @@ impl Backend for Host {
         Vec::new()
     }
 
-    /// Every rank has one.
+    /// Nothing to settle: every rank has this backend.
     fn settle(&mut self, _: ProcessSetId, _: &Members<'_>) -> Result<(), String> {
         Ok(())
     }
@@ -167,19 +167,19 @@ impl Backend for Host {
     }
 }
 
-/// An execution and what this rank brings to it.
+/// An execution and this rank's part in it.
 struct Run<'a> {
     execution: &'a Execution,
     join_average: JoinAverage,
     entries: &'a [Option<Entry>],
     pool: &'a Arc<BufferPool>,
     me: Rank,
-    /// Of an Adasum of the hosts' averages.
+    /// Groups of members for an Adasum of the hosts' averages.
     hosts: Option<HostGroups>,
 }
 
 impl<'a> Run<'a> {
-    /// Carry it out, with memory for the outputs as far as it is given.
+    /// Runs the execution, with memory for the outputs as far as it is given.
     fn all(
         &self,
         ctx: &mut Ctx<'_>,
@@ -242,7 +242,7 @@ impl<'a> Run<'a> {
                 let (input, output) = match entry.map(|e| &e.tensors[i]) {
                     Some(t) => self.operand(segment_scratch, meta, t, true)?,
                     None => {
-                        // Joined: a null input stands for the identity, the result is thrown away.
+                        // This rank has joined: a null input means the neutral element, and the result is discarded.
                         let bytes = elems.checked_mul(meta.dtype.size()).ok_or_else(too_large)?;
                         let buffer = self.buffer(bytes)?;
                         let output = buffer.as_mut_ptr();
@@ -260,8 +260,8 @@ impl<'a> Run<'a> {
         }
         for (dtype, segments) in &segment_scratch.by_type[..segment_scratch.types] {
             let reduction = self.reduction(*dtype, op, scale);
-            // SAFETY: the submitter promised that its memory stays valid and untouched until completion, the lengths
-            // come from the tensors' own shapes, and allocated outputs are sized for what was agreed.
+            // SAFETY: the submitter promised that its memory stays valid and untouched until completion. The lengths
+            // are those of the tensors' own shapes, and allocated outputs have the agreed sizes.
             unsafe {
                 match &self.hosts {
                     Some(hosts) => collectives::adasum_of_hosts(ctx, hosts, &reduction, segments),
@@ -273,7 +273,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Where an operation reads and writes a tensor of this rank: a copy, if it has to be in another order than it is.
+    /// Returns where an operation reads and writes a tensor of this rank: a copy, if the agreed order in memory differs
+    /// from the tensor's.
     fn operand(
         &self,
         segment_scratch: &mut SegmentScratch,
@@ -313,7 +314,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Everything ended well, and what was submitted holds the results.
+    /// Adds a result without outputs for each operation: all have succeeded, and their own tensors have the results.
     fn done(&self, results: &mut Results) -> Result<(), Failure> {
         let items = self.execution.items.iter();
         let done = |item: &ExecItem| Some((item.entry?, Ok(OpResult::plain(Completion::Done))));
@@ -333,7 +334,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Which members of each set share a host, worked out once per set.
+/// Layouts of the process sets, computed once per set.
 struct Layouts {
     topology: Topology,
     sets: BTreeMap<ProcessSetId, (Arc<[Rank]>, Arc<SetLayout>)>,
@@ -347,13 +348,14 @@ impl Layouts {
         }
     }
 
-    /// The layout of a set that has been used.
+    /// Returns the layout of a set that was used before.
     fn known(&self, set: ProcessSetId, members: &[Rank]) -> Option<&SetLayout> {
         let (known, layout) = self.sets.get(&set)?;
         (known[..] == *members).then_some(layout)
     }
 
-    /// Ids are reused after a removal, so the members decide whether a kept layout still fits.
+    /// Returns the layout of a set. Ids are reused after a removal, so a stored layout is used only if its members are
+    /// the same.
     fn of(&mut self, set: ProcessSetId, members: &Arc<[Rank]>) -> Arc<SetLayout> {
         if let Some((known, layout)) = self.sets.get(&set)
             && known[..] == members[..]
@@ -366,7 +368,7 @@ impl Layouts {
     }
 }
 
-/// Bytes of all tensors together.
+/// Returns the bytes of all tensors together.
 pub(in crate::engine) fn bytes_of_all(execution: &Execution) -> usize {
     let tensors = execution.items.iter().flat_map(|i| i.tensors.iter());
     let bytes = |meta: &TensorMeta| {
@@ -379,17 +381,17 @@ pub(in crate::engine) fn bytes_of_all(execution: &Execution) -> usize {
 /// Scratch lists for assembling an execution; kept for their memory.
 #[derive(Default)]
 struct SegmentScratch {
-    /// Segments by element type, in the order in which the types first appear: mixed groups run once per type.
+    /// Segments by element type, in the order in which the types first appear; each type runs separately.
     by_type: Vec<(DType, Vec<Segment>)>,
-    /// How many of these are in use.
+    /// Number of element types in use.
     types: usize,
     bytes: Vec<ByteSegment>,
     stand_ins: Vec<Buffer>,
-    /// With where their results belong; null if nowhere.
+    /// Reordered copies, each with the output to which its result is written; null if there is none.
     reordered: Vec<(Reordered, *mut u8)>,
 }
 
-// SAFETY: the pointers in the segments are only followed inside `Host::start`, which fills in all that it uses.
+// SAFETY: the pointers in the segments are only dereferenced inside `Host::start`, which fills in all that it uses.
 unsafe impl Send for SegmentScratch {}
 
 impl SegmentScratch {
@@ -400,7 +402,7 @@ impl SegmentScratch {
         self.reordered.clear();
     }
 
-    /// The execution has ended well: results go where they belong, and what stood in for tensors back to the pool.
+    /// Completes a successful execution: writes results to their outputs, and returns stand-in buffers to the pool.
     fn settle(&mut self) {
         for (reordered, output) in self.reordered.drain(..) {
             if !output.is_null() {

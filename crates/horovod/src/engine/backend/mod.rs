@@ -1,9 +1,9 @@
-//! The backend, which moves the bytes of an execution: an interface, chosen by the kind of device that all ranks have
-//! agreed on.
+//! The backends, which move the bytes of an execution, behind one interface. The kind of device on which all ranks have
+//! agreed selects the backend.
 //!
-//! Executions *start* in the one total order of the job, on every rank; they may end in any. The host's data plane
-//! runs an execution to its end while it is started. A backend for a device only launches it: what it returns then is
-//! polled, and aborted when the generation ends.
+//! Executions *start* in the one total order of the job, on every rank, and may end in any order. The host's data plane
+//! runs an execution to its end within the start. A device's backend only launches it and returns an [`InFlight`],
+//! which is polled, and aborted when the generation ends.
 
 mod capabilities;
 #[cfg(test)]
@@ -32,17 +32,17 @@ pub(super) use capabilities::Capabilities;
 pub use horovod_gpu::RawStream;
 pub(super) use rows::share_of;
 
-/// Bytes of an offer at most.
+/// Most bytes of an offer.
 const OFFER_MAX: usize = 1 << 10;
 
-/// Why an execution could not be carried out; each ends the generation, for the peers wait for this rank.
+/// Why an execution could not run. Each failure ends the generation, because the peers wait for this rank.
 #[derive(Clone, Debug)]
 pub enum Failure {
-    /// The generation was over already.
+    /// The generation had ended already.
     Aborted(Aborted),
-    /// A link broke under the collective.
+    /// A link failed during the collective.
     Link {
-        /// The rank at its other end.
+        /// The rank at the other end of the link.
         rank: Rank,
         /// The system's error.
         cause: String,
@@ -54,37 +54,37 @@ pub enum Failure {
         /// The text of the error.
         what: Arc<str>,
     },
-    /// This rank cannot go on because of another one, whose own reason is better if it is told in time.
+    /// This rank cannot continue because of another rank, whose own report replaces this text if it arrives in time.
     Remote(String),
-    /// This rank cannot go on: memory, an event that failed, an invariant.
+    /// This rank cannot continue: no memory, an event that failed, or a broken invariant.
     Local(String),
 }
 
-/// One per item that this rank submitted.
+/// Results of the items that this rank submitted.
 pub type Results = Vec<(EntryId, Result<OpResult, Error>)>;
 
-/// For each item the memory and shape of each output that is allocated; where nothing is, an empty list.
+/// Memory and shape of each output that is allocated, by item; an empty list for an item without such outputs.
 pub type Outputs = Vec<Vec<Option<(Buffer, Shape)>>>;
 
-/// One execution, the tensors of this rank, and what is needed to carry it out.
+/// One execution, the tensors of this rank, and the context in which it runs.
 pub struct Start<'a> {
-    /// The execution, as all members have it.
+    /// The execution, the same on all members.
     pub execution: &'a Execution,
-    /// By item; `None` where this rank has joined.
+    /// Tensors of this rank, by item; `None` where this rank has joined.
     pub entries: &'a [Option<Entry>],
-    /// Memory for outputs that an allocator of the submission has given; by item, empty if there is none.
+    /// Memory for outputs that the submission's allocator has returned, by item; empty without an allocator.
     pub outputs: &'a mut Outputs,
-    /// Of an alltoall whose memory was asked for: rows from each member, by item.
+    /// Alltoall on a device: rows from each member, by item; empty otherwise.
     pub received: Vec<Vec<usize>>,
-    /// Of an Adasum.
+    /// Operands of an Adasum.
     pub adasum: AdasumScope,
-    /// To be called whenever nothing can move. Its error is passed on; then the same execution may be started again.
+    /// Called whenever nothing can move. Its error is returned; then the same execution may be started again.
     pub idle: &'a mut dyn Idle,
-    /// Host memory for results.
+    /// Pool of host memory for results.
     pub pool: &'a Arc<BufferPool>,
-    /// Whether somebody wants to know when a device carries it out: [`InFlight::stage`].
+    /// Whether the times of the work on a device are recorded: [`InFlight::stage`].
     pub timed: bool,
-    /// Empty; filled by a backend that is done.
+    /// Empty at the start; filled by a backend that returns [`Started::Done`].
     pub results: &'a mut Results,
 }
 
@@ -93,51 +93,51 @@ pub struct Start<'a> {
 pub enum AdasumScope {
     /// The tensors of all ranks.
     Ranks,
-    /// The averages inside the hosts.
+    /// The averages of the members of each host.
     Hosts,
 }
 
-/// How an execution on a device is carried out.
+/// How an execution on a device runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// By [`Backend::start`].
+    /// On the device, by [`Backend::start`].
     Native,
-    /// Through host memory, by [`Backend::stage_in`], the host's backend and [`Backend::stage_out`] in turn; an Adasum
-    /// has these operands.
+    /// Through host memory, by [`Backend::stage_in`], the host's backend and [`Backend::stage_out`] in turn. The scope
+    /// is for an Adasum.
     Staged(AdasumScope),
-    /// Not at all; why, as the operation's result.
+    /// Not at all; the text is the error of the operation.
     Refused(String),
 }
 
-/// How an execution has started.
+/// State of an execution after its start.
 pub enum Started {
-    /// It has ended; the results are where they belong.
+    /// The execution has ended; the results are in the outputs.
     Done,
-    /// It goes on by itself.
+    /// The execution continues in the backend without the driver.
     InFlight(Box<dyn InFlight>),
 }
 
 /// Backend for executions on one kind of device.
 pub trait Backend: Send {
-    /// As in the timeline.
+    /// Returns the backend's name in the timeline.
     fn name(&self) -> &'static str;
 
-    /// This rank's offer to the other members of a set, sent once before the set's first execution on this device: at
-    /// most [`OFFER_MAX`] bytes.
+    /// Returns this rank's offer to the other members of a set, at most [`OFFER_MAX`] bytes. It is sent once, before
+    /// the set's first execution on this device.
     fn offer(&mut self, set: ProcessSetId, members: &[Rank]) -> Vec<u8>;
 
-    /// Concludes from the offers of all members. The conclusion must depend on nothing else, so that all conclude the
-    /// same. An error is the result of every operation of the set on this device.
+    /// Concludes from the offers of all members. The conclusion must depend on nothing else, so that all members reach
+    /// the same one. An error is the result of every operation of the set on this device.
     fn settle(&mut self, set: ProcessSetId, members: &Members<'_>) -> Result<(), String>;
 
-    /// How an execution of a settled set is carried out. The route must follow from the execution and the settled
-    /// conclusion alone, so that all members take the same.
+    /// Returns how an execution of a settled set runs. The route must depend on the execution and the settled
+    /// conclusion alone, so that all members take the same one.
     fn route(&self, _: &Execution) -> Route {
         Route::Native
     }
 
-    /// Begin to copy the tensors of an execution into host memory; if it is `timed`, there is [`StageIn::stage`]. The
-    /// `outputs` are those of [`Self::stage_out`].
+    /// Starts to copy the tensors of an execution into host memory. If the execution is timed, [`StageIn::stage`]
+    /// returns the times. The `outputs` are those of [`Self::stage_out`].
     fn stage_in(
         &mut self,
         execution: &Execution,
@@ -148,21 +148,23 @@ pub trait Backend: Send {
         Err(not_staged(execution))
     }
 
-    /// Begin to copy the results, which are in host memory, to where they belong.
+    /// Starts to copy the results from host memory to the outputs.
     fn stage_out(&mut self, staged: Staged<'_>) -> Result<Started, Failure> {
         Err(not_staged(staged.execution))
     }
 
-    /// The set was removed: what was settled holds no longer, and executions of this id are another set's from here on.
+    /// Forgets the conclusion of a removed set: later executions of this id belong to another set.
     fn forget(&mut self, _: ProcessSetId) {}
 
-    /// The engine ends; nothing is in flight. `orderly`: the other members end as well, and none was lost.
+    /// Closes the backend when the engine ends and nothing is in flight. `orderly`: the other members end as well, and
+    /// none was lost.
     fn close(&mut self, _orderly: bool) {}
 
-    /// Begin. Where an item is `reordered`, what its `tensors` say was agreed on, and this rank's own tensors lie
-    /// otherwise: only the host's backend meets that, for submissions refuse other orders on devices. The order
-    /// of these calls is the same on all members of any set, and the bytes of all tensors are there. A device's backend
-    /// must not wait for peers here, because a thread that may leave its wait calls it.
+    /// Starts an execution. The order of these calls is the same on all members of any set, and the data of all tensors
+    /// is ready. A device's backend must not wait for peers here, because a thread that may leave its wait calls it.
+    ///
+    /// If an item is `reordered`, its `tensors` have the agreed order in memory, and this rank's own tensors have
+    /// another one. Only the host's backend gets such items, because submissions refuse other orders on devices.
     fn start(&mut self, start: Start<'_>) -> Result<Started, Failure>;
 }
 
@@ -171,77 +173,77 @@ fn not_staged(execution: &Execution) -> Failure {
     Failure::Local(format!("the backend for a {device} stages nothing"))
 }
 
-/// Tensors of an execution on their way into host memory.
+/// Tensors that are being copied into host memory.
 pub trait StageIn: Send {
-    /// Entries of host memory in place of the execution's, once the bytes are there; why they never will be.
+    /// Returns entries in host memory in place of the execution's, or an error, once the copies have ended.
     fn poll(&mut self) -> Option<Result<Vec<Option<Entry>>, Failure>>;
 
-    /// The device's stage, after the end of a timed execution.
+    /// Returns the device's stage, after the end of the copies of a timed execution.
     fn stage(&self) -> Option<DeviceStage> {
         None
     }
 }
 
-/// A part of an execution that a device carried out.
+/// A part of an execution that a device ran.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceStage {
-    /// As in the timeline.
+    /// Name of the part in the timeline.
     pub name: &'static str,
-    /// From when to when, by the host's clock, if that could be found out.
+    /// Begin and end by the host's clock, if they could be measured.
     pub times: Option<(Instant, Instant)>,
 }
 
 /// An execution whose results are in host memory.
 pub struct Staged<'a> {
-    /// As in [`Start`].
+    /// The execution, as in [`Start`].
     pub execution: &'a Execution,
-    /// As submitted; by item.
+    /// Tensors as submitted, by item.
     pub entries: &'a [Option<Entry>],
-    /// Entries from [`StageIn::poll`] in place of these, with the results where tensors have outputs.
+    /// Entries from [`StageIn::poll`] in place of the submitted ones, with the results where tensors have outputs.
     pub staged: Vec<Option<Entry>>,
     /// Memory on the device for outputs that are allocated late; as in [`Start`].
     pub outputs: &'a mut Outputs,
-    /// Of the host's backend; taken.
+    /// Results of the host's backend.
     pub results: Results,
-    /// As in [`Start`].
+    /// Whether the times of the work on the device are recorded, as in [`Start`].
     pub timed: bool,
 }
 
-/// An execution that goes on by itself.
+/// An execution that continues in the backend without the driver.
 pub trait InFlight: Send {
-    /// The results, once, as soon as what follows on the device may be put behind them: its tensors are still in use.
-    /// Then those of the end are none. Only devices with an order of their own tell of it.
+    /// Returns the results, once, as soon as later work on the device may be ordered behind them; the tensors are still
+    /// in use. [`Self::poll`] then returns no results. Only devices that order their work themselves implement this.
     fn launched(&mut self) -> Option<Results> {
         None
     }
 
-    /// The failure, as soon as it is known: the tensors may still be in use, for long. Another thread that finds the
-    /// failure notifies the engine.
+    /// Returns the failure as soon as it is detected; the tensors may still be in use, for long. Another thread that
+    /// detects the failure notifies the engine.
     fn failing(&self) -> Option<Failure> {
         None
     }
 
-    /// The end, if it has come: then the backend uses the tensors no more. An end after [`Self::abort`] comes within
-    /// seconds; after a later one its tensors are never released. The thread that ends the work notifies the engine.
+    /// Returns the end, once the backend no longer uses the tensors. After [`Self::abort`] the end follows within
+    /// seconds; if it is later, the tensors are never released. The thread that ends the work notifies the engine.
     fn poll(&mut self) -> Option<Result<Results, Failure>>;
 
-    /// The device's stage, after the end of a timed execution.
+    /// Returns the device's stage, after the end of a timed execution.
     fn stage(&self) -> Option<DeviceStage> {
         None
     }
 
-    /// The generation is over: end soon.
+    /// Aborts the execution, because the generation is over: it must end soon.
     fn abort(&mut self, cause: &Aborted);
 
-    /// It has not ended so long after that, and is waited for no longer.
+    /// Notes that the execution has not ended so long after the abort, and that the engine no longer waits for it.
     fn give_up(&self, _after: Duration) {}
 }
 
-/// The members of a set and what each has offered.
+/// The members of a set and their offers.
 pub struct Members<'a> {
-    /// Ascending.
+    /// Ranks of the members, ascending.
     pub ranks: &'a [Rank],
-    /// In the same order.
+    /// Offers of the members, in the order of `ranks`.
     pub offers: &'a [Vec<u8>],
 }
 
@@ -255,7 +257,7 @@ pub struct Surroundings<'a> {
     pub notifier: Notifier,
 }
 
-/// The kinds of devices that this build serves.
+/// Returns the accelerators that this build supports.
 pub(super) fn accelerators(config: &Config) -> Vec<Arc<dyn Accelerator>> {
     vec![Arc::new(gpu::ChosenGpu::new(config.gpu.timeout))]
 }

@@ -1,4 +1,4 @@
-//! Sizes of what each member of a set brings to an operation and gets: elements, bytes, rows of dimension 0.
+//! Sizes of each member's input and output in an operation: elements, bytes, rows of dimension 0.
 
 use horovod_protocol::{ExecItem, Shape, TensorMeta};
 
@@ -9,7 +9,7 @@ use crate::tensor::Tensor;
 /// This rank's input to an alltoall.
 pub(super) struct AlltoallInput<'a> {
     pub(super) tensor: &'a Tensor,
-    /// For each member.
+    /// Rows for each member.
     pub(super) rows: Vec<usize>,
 }
 
@@ -30,14 +30,14 @@ impl<'a> AlltoallInput<'a> {
     }
 }
 
-/// The shape of so many rows from each member.
+/// Returns the shape of the rows received from all members together.
 pub(super) fn received_shape(tensor: &Tensor, rows: &[usize]) -> Shape {
     let rows = rows.iter().map(|rows| *rows as u64);
     let rows = rows.fold(0, u64::saturating_add);
     with_rows(&tensor.meta.shape, rows)
 }
 
-/// The rows of dimension 0 that one of so many members gets.
+/// Returns how many of `rows` rows of dimension 0 the member `me` of `members` receives.
 pub(in crate::engine) fn share_of(rows: usize, me: usize, members: usize) -> usize {
     rows / members + usize::from(me < rows % members)
 }
@@ -62,12 +62,12 @@ pub(super) fn joined_cannot() -> Failure {
     Failure::Local("a rank that has joined was asked for data it cannot stand in for".into())
 }
 
-/// Result of an allgather: sizes from the rows of each member, which rank 0 has sent.
+/// Sizes of an allgather's result, from the rows of each member, which rank 0 has sent.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Gathered {
-    /// Of each member.
+    /// Bytes of each member.
     pub(super) bytes: Vec<usize>,
-    /// Of all members.
+    /// Bytes of all members.
     pub(super) total: usize,
     pub(super) rows: u64,
 }
@@ -89,7 +89,8 @@ impl Gathered {
         Self::new(rows_of_all, me, members, tensor)
     }
 
-    /// Each member reads as much of its own tensor as it is said to have, so that is checked against the tensor.
+    /// Computes the sizes. Each member reads as many rows of its own tensor as rank 0 has sent for it, so that number
+    /// is checked against the tensor.
     fn new(
         rows_of_all: &[u64],
         me: usize,
@@ -117,7 +118,7 @@ impl Gathered {
     }
 }
 
-/// Elements of a tensor as agreed, whose bytes this machine can count.
+/// Returns the elements of a tensor as agreed; an error if this machine cannot count their bytes.
 pub(super) fn elems_of(meta: &TensorMeta) -> Result<usize, Failure> {
     let elems = meta.elems().and_then(|n| usize::try_from(n).ok());
     elems
@@ -129,7 +130,7 @@ pub(super) fn bytes_of(t: &Tensor) -> Result<usize, Failure> {
     t.bytes().ok_or_else(too_large)
 }
 
-/// Where the result of an operation goes that allocates none.
+/// Returns the output of an operation that allocates none.
 pub(super) fn output_of(t: &Tensor) -> Result<*mut u8, Failure> {
     t.output_ptr()
         .ok_or_else(|| Failure::Local("the operation needs an output tensor".into()))
@@ -147,7 +148,7 @@ mod tests {
     use crate::tensor::Output;
 
     fn tensor(shape: &[u64]) -> Tensor {
-        // SAFETY: the memory outlives the operation, and nobody else touches it.
+        // SAFETY: the memory outlives the operation, and no other code touches it.
         unsafe {
             Tensor::new(
                 TensorMeta::new(DType::F32, shape),
@@ -163,7 +164,7 @@ mod tests {
         let good = Gathered::new(&[1, 2], 1, 2, &mine).unwrap();
         let (bytes, total, rows) = (vec![12, 24], 36, 3);
         assert_eq!(good, Gathered { bytes, total, rows });
-        // More than it has, the other way round, of too few and of too many members.
+        // Too many rows, the rows of another rank, too few and too many members.
         for rows_of_all in [&[1, 3][..], &[2, 1], &[1], &[1, 2, 0], &[]] {
             let error = Gathered::new(rows_of_all, 1, 2, &mine).unwrap_err();
             assert!(

@@ -1,4 +1,4 @@
-//! Jobs whose tensors lie on a device: in any order of ends, with failures, aborts and ranks that do not agree.
+//! Jobs whose tensors lie on a device: with any order of ends, with failures, aborts and ranks that do not agree.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Barrier, Mutex, mpsc};
@@ -24,7 +24,8 @@ const SUM: Op = Op::Allreduce {
     scale: Scale::NONE,
 };
 
-/// Run `body` on every rank, each on a thread of its own, with a device that offers what `offer` says, or with none.
+/// Runs `body` on every rank, each on its own thread. The device of a rank has the offer that `offer` returns; `None`:
+/// no device.
 fn on_ranks<T: Send + 'static>(
     n: usize,
     fabric: &Arc<Fabric>,
@@ -44,7 +45,7 @@ fn on_ranks<T: Send + 'static>(
             let devices = Vec::from_iter(device);
             let engine = Engine::start_with(config, mesh, devices).expect("starts");
             let result = body(&engine, rank);
-            // Nobody may learn of a failure from the end of another's engine.
+            // No rank may detect a failure by the end of another rank's engine.
             together.wait();
             engine.shutdown();
             let _ = done.send((rank, result)); // nobody listens any more after a failure
@@ -81,7 +82,7 @@ fn finish(engine: &Engine, handle: Handle) -> Result<OpResult, Error> {
     }
 }
 
-/// The same on every rank: what is submitted in each round, in an order of its own.
+/// Operations of one round, the same on every rank; each rank submits them in its own order.
 struct Round {
     names: Vec<String>,
     ops: Vec<Op>,
@@ -92,7 +93,7 @@ struct Round {
 impl Round {
     fn random(rng: &mut Rng, ranks: usize, number: usize) -> Self {
         let count = 1 + rng.index(8);
-        // Names come again with other devices: then they are negotiated anew.
+        // Names are reused with other devices, which makes the ranks negotiate anew.
         let names = (0..count).map(|i| format!("{}", i + number % 2)).collect();
         let op = |rng: &mut Rng| match rng.below(3) {
             0 => Op::Broadcast {
@@ -113,7 +114,7 @@ impl Round {
         }
     }
 
-    /// A rank's input to an operation.
+    /// Returns a rank's input to an operation.
     fn value(rank: usize, i: usize) -> f32 {
         (1 + rank + 3 * i) as f32
     }
@@ -126,7 +127,7 @@ impl Round {
     }
 }
 
-/// A rank of [`results_follow_from_the_order_of_starts_alone`].
+/// Runs one rank of [`results_follow_from_the_order_of_starts_alone`].
 fn rounds(engine: &Engine, seed: u64, rank: usize, ranks: usize) {
     let mut shared = Rng::new(seed);
     let mut own = Rng::new(seed * 100 + rank as u64);
@@ -150,7 +151,7 @@ fn rounds(engine: &Engine, seed: u64, rank: usize, ranks: usize) {
                 let call = call.clone();
                 called += 1;
                 let callback = move |result: Result<_, Error>| {
-                    // Nobody listens any more after a failure.
+                    // After a failure there is no receiver.
                     let _ = call.send(result.map(drop));
                 };
                 engine
@@ -250,13 +251,13 @@ fn what_is_in_flight_when_the_generation_ends_is_aborted_and_names_the_cause() {
                     last = last.ready_after(Some(Box::new(Broken)));
                 }
                 let set = ProcessSetId::GLOBAL;
-                // If a peer's end was faster it is refused, with the same cause.
+                // The submission is refused, with the same cause, if a peer's report was faster.
                 let handle = engine.submit(Submission::new("t", None, SUM, set, last.into()));
                 let second = handle
                     .and_then(|handle| finish(engine, handle))
                     .unwrap_err();
                 let first = finish(engine, in_flight).unwrap_err();
-                // Nothing writes there any more.
+                // From here on no execution writes there.
                 data[0].fill(0.0);
                 [first.to_string(), second.to_string()]
             },
@@ -286,7 +287,7 @@ fn a_device_that_fails_ends_the_job_for_all_and_is_named() {
             move |engine, _| {
                 let mut data = vec![vec![1.0; 50]];
                 for _ in 0..8 {
-                    // One at a time: several may be one execution.
+                    // One at a time, because several may be fused into one execution.
                     let handle = engine.submit(submission("x", SUM, &mut data, DOUBLE));
                     if let Err(error) = handle.and_then(|handle| finish(engine, handle)) {
                         return error.to_string();
@@ -341,7 +342,7 @@ fn a_rank_without_the_device_is_named_to_those_who_have_it() {
                 let mut data = vec![vec![1.0; 5]];
                 let refused = engine.submit(submission("a", SUM, &mut data, DOUBLE));
                 let text = refused.unwrap_err().to_string();
-                // It stands in for its tensors, so it is asked to take part.
+                // A rank that has joined takes part with the neutral element, so it takes part in the exchange, too.
                 engine.join::<Error>(|| Ok(())).unwrap();
                 return text;
             }
@@ -452,7 +453,7 @@ fn the_timeline_shows_which_backend_an_execution_ran_on() {
         text.contains("test.on_device") && text.contains("test.on_host"),
         "{text}"
     );
-    // Once on each rank, for the one on the device.
+    // Once on each rank, for the operation on the device.
     assert_eq!(
         text.matches(r#""name":"DOUBLE","cat":"stage""#).count(),
         2,
@@ -468,7 +469,7 @@ fn a_device_that_never_ends_keeps_no_engine_and_is_called_back_by_nobody() {
     let kept_fabric = fabric.clone();
     let called = Arc::new(Mutex::new(Vec::new()));
     let calls = called.clone();
-    // Both leave while it is in flight: the engines end, though nothing can be told of it.
+    // Both ranks leave while the execution is in flight: the engines end, although its end cannot be reported.
     on_ranks(
         2,
         &fabric,

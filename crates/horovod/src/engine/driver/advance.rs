@@ -22,17 +22,17 @@ pub(super) struct ExecutionTask {
     pub(super) execution: Execution,
     pub(super) entries: Vec<Option<Entry>>,
     pub(super) recorded: Option<Box<Recorded>>,
-    /// If it is measured.
+    /// Measurement of the execution; `None` if the job is not measured.
     pub(super) measured: Option<MeasuredOperation>,
-    /// As in [`Start`]; empty until an allocator has given them.
+    /// Memory for the outputs, as in [`Start`]; empty until an allocator has returned it.
     pub(super) outputs: Outputs,
-    /// As in [`Start`].
+    /// Rows that this rank receives in an alltoall, as in [`Start`].
     pub(super) received: Vec<Vec<usize>>,
     pub(super) state: ExecutionState,
 }
 
-/// The state of an execution that has begun, in the order of the states. The last step of an execution ends it, or
-/// leaves it to a device; then there is no state.
+/// State of an execution that has begun; the variants are in the order in which the states occur. The last step
+/// completes the execution, or leaves it in flight in a backend.
 pub(super) enum ExecutionState {
     /// The members agree on the use of the device, and exchange how many rows each receives.
     Agree,
@@ -40,18 +40,19 @@ pub(super) enum ExecutionState {
     Allocate(ExecutionPath, Arc<Allocation>),
     /// A device copies the tensors into host memory.
     StageIn(StagingIn),
-    /// The host or a device carries it out. The entries are the copies in host memory; there are none on other paths.
+    /// A backend of the host or of a device runs the execution. The entries are the copies in host memory, which exist
+    /// only on the path [`ExecutionPath::ThroughHost`].
     Run(ExecutionPath, Vec<Option<Entry>>),
-    /// The device with this index copies the results from these entries to where they belong.
+    /// The device with this index copies the results from these entries to the outputs.
     StageOut(usize, Vec<Option<Entry>>),
 }
 
-/// The way on which all members carry out an execution. A device is an index of the driver's devices.
+/// The path on which all members run an execution. The `usize` is an index into the driver's devices.
 #[derive(Clone, Copy)]
 pub(super) enum ExecutionPath {
     OnHost,
     OnDevice(usize),
-    /// Copies to host memory, the host's backend, copies back.
+    /// The device copies the tensors to host memory, the host's backend runs, and the device copies the results back.
     ThroughHost(usize, AdasumScope),
 }
 
@@ -59,7 +60,7 @@ pub(super) enum ExecutionPath {
 pub(super) struct StagingIn {
     pub(super) path: ExecutionPath,
     pub(super) copies: Box<dyn StageIn>,
-    /// The end of the copies, once it was polled.
+    /// Result of the copies, once a poll has returned it.
     pub(super) outcome: Option<Result<Vec<Option<Entry>>, Failure>>,
 }
 
@@ -69,9 +70,9 @@ pub(super) enum Advance {
     Continues,
     /// The task is in a state that waits for the owner of the tensors, or for a device.
     Waits,
-    /// The results are in the driver's list.
+    /// The execution has ended; its results are in the driver's list.
     Done,
-    /// It goes on by itself, in a backend of this name.
+    /// The execution continues in the backend of this name, without the driver.
     InFlight(Box<dyn InFlight>, &'static str),
 }
 
@@ -85,7 +86,7 @@ impl Advance {
 }
 
 impl ExecutionTask {
-    /// Shapes of its outputs, if they are recorded.
+    /// Returns the shapes of the execution's outputs; empty if the execution is not recorded.
     pub(super) fn output_shapes(&self, results: &Results) -> Vec<Vec<Shape>> {
         match self.recorded {
             Some(_) => output_shapes(&self.execution, results),
@@ -93,7 +94,7 @@ impl ExecutionTask {
         }
     }
 
-    /// Polls the work for which its state waits. `true`: it waits no longer.
+    /// Polls the work for which the state waits. Returns whether the next step can be taken.
     pub(super) fn poll(&mut self) -> bool {
         match &mut self.state {
             ExecutionState::Allocate(_, allocation) => allocation.has_ended(),
@@ -111,8 +112,8 @@ impl ExecutionTask {
         }
     }
 
-    /// Whether it can be suspended in its current state, and resumed without loss. An execution that has waited for
-    /// outputs, or for copies of its tensors, runs to its end.
+    /// Returns whether the execution can be suspended in its current state, and resumed without loss. An execution that
+    /// has waited for outputs, or for copies of its tensors, cannot be suspended.
     pub(super) fn may_pause(&self) -> bool {
         let path = match self.state {
             ExecutionState::Run(path, _) => path,
@@ -147,8 +148,8 @@ impl ExecutionTask {
 }
 
 impl Driver {
-    /// Takes the step that follows from the state of `task`. After an error that interrupted the step, the same step can
-    /// be taken again if the task [may pause](ExecutionTask::may_pause).
+    /// Takes the step that follows from the state of `task`. After an interruption the same step can be taken again if
+    /// the task [may pause](ExecutionTask::may_pause).
     pub(super) fn advance(&mut self, task: &mut ExecutionTask) -> Result<Advance, Failure> {
         if let Some(error) = self.pump.membership.cause() {
             return Err(Failure::Aborted(Aborted(error.to_string().into())));
@@ -238,7 +239,7 @@ impl Driver {
         let (capabilities, host) = (&mut self.capabilities, &mut self.host);
         if capabilities.of(execution).is_none() {
             capabilities.conclude(execution, host, backend.as_deref_mut(), &mut self.pump)?;
-            // Its exchange is no part of the operation.
+            // The exchange of capabilities is not part of the operation: record its stages anew.
             host.stages().record(task.recorded.is_some());
         }
         Ok(match (capabilities.of(execution), backend) {
@@ -248,7 +249,7 @@ impl Driver {
         })
     }
 
-    /// Begins the copies into host memory if the path leads through there.
+    /// Starts the copies into host memory if the path leads through the host.
     fn stage_in(
         &mut self,
         task: &mut ExecutionTask,

@@ -1,4 +1,4 @@
-//! The end of a generation: who is gone and why, who is told, what every handle gets.
+//! The end of a generation: which rank was lost and why, which ranks are notified, and the result of every handle.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,15 @@ use super::pump::Pump;
 use crate::engine::backend::Failure;
 use crate::error::Error;
 
-/// Time that a failure caused by another rank waits for that rank's name. Only the failed rank's neighbours have links
-/// to it. They see these links close, perhaps after the failure here, give the launcher [`CAUSE_GRACE`], and then send
-/// the name. With a shorter grace period this rank would report itself as lost, and its peers would repeat that report.
-/// The wait costs nothing: the failure has ended all work.
+/// After a failure that another rank caused, this rank waits so long for the report that names that rank. Only the
+/// failed rank's neighbours have links to it. They detect that these links close, perhaps after the failure here, wait
+/// [`CAUSE_GRACE`] for the launcher, and then send the report. With a shorter grace period this rank would report
+/// itself as lost, and its peers would repeat that report. The wait costs nothing: the failure has ended all work.
 const BLAME_GRACE: Duration = Duration::from_secs(2);
 
 impl Pump {
-    /// A neighbour has said nothing for too long; the launcher must know, for such a process does not end by itself.
+    /// Suspects a neighbour that was silent for too long. If the rank is still needed, also reports it to the launcher,
+    /// which must end such a process.
     pub(super) fn give_up_silent(&mut self, rank: Rank, silence: Duration) {
         if self.needs(rank) {
             self.links.report_silent(rank);
@@ -28,8 +29,8 @@ impl Pump {
         self.note_lost(rank, cause);
     }
 
-    /// The bytes received from a rank differ from those it sent. Both ranks live and report the same: neither is to
-    /// blame.
+    /// Ends the generation because the bytes received from a rank differ from those it sent. Both ranks are alive and
+    /// report the same cause: neither is to blame.
     pub(super) fn end_for_altered(&mut self, from: Rank, what: &str) {
         let me = self.links.me();
         let altered = PeerLost {
@@ -45,7 +46,8 @@ impl Pump {
         self.end_generation(&altered);
     }
 
-    /// A link closed. After a shutdown that is how peers leave, unless something of ours still runs.
+    /// Suspects the rank of a closed link. After a shutdown peers close their links, so the rank is suspected only if
+    /// an execution of this rank still needs it.
     pub(super) fn note_lost(&mut self, rank: Rank, cause: LossCause) {
         if self.membership.is_over() || !self.needs(rank) {
             return;
@@ -58,12 +60,14 @@ impl Pump {
         self.membership.suspect(lost);
     }
 
-    /// Whether this rank's end matters: always while the job runs, then only for what was agreed before the stop.
+    /// Returns whether the loss of `rank` matters. While the job runs it always does; after the stop, only if the rank
+    /// is a member of an execution that has not ended.
     pub(super) fn needs(&self, rank: Rank) -> bool {
         !self.membership.has_stopped() || self.on_device.need(rank) || self.queue.needs(rank)
     }
 
-    /// A lost peer ends the generation when the launcher has had its time to say why.
+    /// Ends the generation for the suspected peer when the launcher's time to report the cause is over. Acquits the
+    /// peer if no execution needs it.
     pub(super) fn settle_lost_peer(&mut self) {
         let Some((lost, deadline)) = self.membership.suspected() else {
             return;
@@ -76,13 +80,14 @@ impl Pump {
         }
     }
 
-    /// Everything pending and later fails with this cause. Each rank tells those it has control links to why, and
-    /// so it goes round; any but rank 0 then takes leave, which ends the generation for who has not heard it.
+    /// Ends the generation: everything pending and every later operation fails with this cause. Each rank sends the
+    /// cause along its control links, so that it reaches all ranks. Every rank except rank 0 then sends a goodbye,
+    /// which ends the generation also for neighbours that have not received the cause.
     pub(super) fn end_generation(&mut self, lost: &PeerLost) {
         if self.membership.is_over() {
             return;
         }
-        // The state machines know no hosts.
+        // The state machines do not have the names of hosts.
         let lost = &if lost.host.is_empty() {
             PeerLost {
                 host: self.links.host_of(lost.rank),
@@ -109,7 +114,8 @@ impl Pump {
         tracing::debug!("generation ended: {lost}");
     }
 
-    /// Map the failure of a running collective to the error of its handles, ending the generation if it stands.
+    /// Maps the failure of a running collective to the error of its handles. Ends the generation, unless it has ended
+    /// already.
     pub(super) fn failure(&mut self, failure: Failure) -> Error {
         match failure {
             Failure::Aborted(cause) => {
@@ -135,8 +141,8 @@ impl Pump {
                 self.await_end();
                 match self.membership.cause().cloned() {
                     Some(error) => error,
-                    // Nobody has seen a rank end: a network that only devices use, or a host that is silent and not yet
-                    // given up.
+                    // No rank has detected a loss: the failure is in a network that only devices use, or on a host that
+                    // is silent but whose timeout has not passed.
                     None => self.failure(Failure::Local(text)),
                 }
             }
@@ -156,7 +162,7 @@ impl Pump {
         }
     }
 
-    /// Give the rank that is to blame, or its neighbours, their time to say why.
+    /// Waits at most [`BLAME_GRACE`] until the failed rank or its neighbours report the cause.
     fn await_end(&mut self) {
         let deadline = Instant::now() + BLAME_GRACE;
         let mut spins = 0;
@@ -173,7 +179,8 @@ impl Pump {
         }
     }
 
-    /// Give the launcher its time to say why the peer of a broken link has ended.
+    /// Waits at most [`CAUSE_GRACE`] until the launcher reports why the peer of a broken link has ended, then ends the
+    /// generation.
     fn await_cause(&mut self, lost: &PeerLost) {
         self.note_lost(lost.rank, lost.cause.clone());
         self.membership.hurry(CAUSE_GRACE);
@@ -181,7 +188,7 @@ impl Pump {
         while !self.membership.is_over() {
             let progress = self.progress();
             if self.membership.suspected().is_none() {
-                // Nobody is suspected any more, yet the link is broken; no effect if the end has come.
+                // The suspicion was withdrawn, yet the link is broken. This has no effect if the generation has ended.
                 self.end_generation(lost);
             } else if !progress {
                 let sleep = self.sleep_limit();

@@ -1,4 +1,4 @@
-//! Executions, carried out in the order that was agreed on: what is next, whether it can begin, its end.
+//! Runs executions in the agreed order: which is next, whether it can begin, and how it ends.
 
 use horovod_protocol::{Device, Execution, Op, Shape};
 
@@ -13,22 +13,22 @@ use crate::engine::handles::Handle;
 use crate::engine::recording::By;
 use crate::error::Error;
 
-/// Bytes that the only rank of a job handles at most while it submits.
+/// The only rank of a job runs an execution during the submission if it has at most so many bytes.
 const ALONE_AT_ONCE_MAX: usize = 1 << 20;
 
 /// State of the next execution in the total order.
 pub(super) enum NextExecution {
     Nothing,
-    /// It cannot begin yet: bytes of a tensor, or memory, are not there.
+    /// The execution cannot begin yet: data of a tensor, or memory, is not ready.
     Waits,
-    /// It can be carried out now.
+    /// The execution can run now.
     Runs,
-    /// It never can; why.
+    /// The execution can never run, because of this failure.
     Fails(Failure),
 }
 
 impl Driver {
-    /// Look whether what is next can begin.
+    /// Returns the state of the next execution, and counts how often in a row it had to wait.
     pub(super) fn next_execution(&mut self) -> NextExecution {
         let next_execution = self.poll_next();
         self.idle_polls = match next_execution {
@@ -40,7 +40,7 @@ impl Driver {
 
     fn poll_next(&mut self) -> NextExecution {
         if let Some(task) = &mut self.suspended {
-            // Nothing is waited for after the end of its generation: the next step fails, and its tensors are released.
+            // After the end of its generation a task does not wait: its next step fails, and its tensors are released.
             return match self.pump.membership.is_over() || task.poll() {
                 true => NextExecution::Runs,
                 false => NextExecution::Waits,
@@ -64,7 +64,7 @@ impl Driver {
     }
 
     /// Forgets the agreement of a removed set's members, at the removal's place in the order. That place is the same on
-    /// every rank: later members under the set's id are others, or agree anew.
+    /// every rank. A later set with the same id agrees anew.
     fn forget_removed_sets(&mut self) {
         while let Some(set) = self.pump.queue.next_removed_set() {
             self.capabilities.forget(set);
@@ -74,7 +74,7 @@ impl Driver {
         }
     }
 
-    /// Whether a thread may carry out what is next that must be able to leave.
+    /// Returns whether the next execution may run on a thread that must be able to leave.
     pub(super) fn next_may_pause(&mut self) -> bool {
         if let Some(task) = &self.suspended {
             return task.may_pause();
@@ -83,8 +83,9 @@ impl Driver {
             return false;
         };
         if execution.device != Device::Cpu {
-            // It is only launched, except where the members first exchange bytes through the host, which must run to
-            // its end: before the first one of a set, and before each alltoall (how many rows come).
+            // The host only launches it, so it may run on such a thread. Two cases are excluded because the members
+            // first exchange bytes through the host without interruption: the first execution of a set, and each
+            // alltoall, which exchanges its row counts.
             let mut devices = self.devices.iter();
             let backend = devices.find(|(device, _)| *device == execution.device);
             return !matches!(execution.op, Op::Alltoall)
@@ -119,7 +120,7 @@ impl Driver {
         })
     }
 
-    /// Advances an execution until it ends, waits, goes on by itself or is interrupted.
+    /// Advances an execution until it ends, waits, continues in a backend without the driver, or is interrupted.
     pub(super) fn carry_out(&mut self, mut task: ExecutionTask) {
         self.pump.queue.runs(task.execution.members.clone());
         self.results.clear();
@@ -170,11 +171,11 @@ impl Driver {
         self.let_go(&mut task);
         let error = self.pump.failure(failure);
         self.pump.queue.ended();
-        // Nothing of it touches the tensors any more.
+        // From here on nothing of the execution touches its tensors.
         self.pump.fail_unused(&error);
     }
 
-    /// Before anybody hears of the end: the owners may give back memory that is waited for.
+    /// Releases the tensors before the end is visible: their owners may release memory for which other threads wait.
     fn let_go(&mut self, task: &mut ExecutionTask) {
         task.entries.clear();
         self.spare = std::mem::take(&mut task.entries);
@@ -190,8 +191,8 @@ impl Driver {
             .is_some_and(|e| bytes_of_all(e) <= ALONE_AT_ONCE_MAX)
     }
 
-    /// If a known request is about to be told of, and the only one: put its operand where the peers will look for it
-    /// when it is decided to run it.
+    /// If a cached request is about to be announced, and is the only one: copies its operand early to where the peers
+    /// read it when the operation runs.
     pub(super) fn prestage(&mut self) {
         if self.pump.shared.alone {
             return;
@@ -228,14 +229,14 @@ impl Driver {
 }
 
 impl Pump {
-    /// Tensors of the execution's items that this rank submitted, in item order.
+    /// Appends the tensors that this rank submitted for the execution's items, in item order.
     fn take_entries(&mut self, execution: &Execution, entries: &mut Vec<Option<Entry>>) {
         let mut state = self.shared.lock();
         let ids = execution.items.iter().map(|item| item.entry);
         entries.extend(ids.map(|id| state.remove(id?)));
     }
 
-    /// It has ended, and its tensors are let go of.
+    /// Completes the handles of an execution that has ended and whose tensors are released.
     pub(super) fn complete(
         &mut self,
         task: ExecutionTask,
@@ -252,7 +253,7 @@ impl Pump {
         drop(measured);
         self.measure_end(&execution);
         let now = || self.shared.now();
-        // First: who learns of the end may stop the recording.
+        // This is first: a thread that receives the result may stop the recording.
         self.recording
             .ends(recorded, now, &execution, output_shapes, by);
         let results = results.drain(..);
@@ -262,7 +263,7 @@ impl Pump {
         self.shared.lock().worker.recycle(execution);
     }
 
-    /// Every handle ends with this but those of executions that may still touch their tensors.
+    /// Fails every handle with this error, except those of executions that may still touch their tensors.
     pub(super) fn fail_unused(&self, error: &Error) {
         if !self.queue.is_running() {
             let in_use = |handle| self.on_device.uses(handle);

@@ -6,14 +6,14 @@ use super::pump::Pump;
 use crate::engine::inspection::{Deadlock, DeviceNews, InHand, Surroundings};
 
 impl Pump {
-    /// A collective begins; it may be broken off and taken up again.
+    /// Notes that a collective begins; it may be suspended and resumed.
     pub(super) fn begins(&mut self, execution: &Execution) {
         let leads = self.inspection.leads();
         let since = if leads { self.shared.now() } else { Time(0) };
         self.queue.begins(execution, since);
     }
 
-    /// Polls the work on devices. `true`: there is something to send, or the job ends.
+    /// Polls the work on devices. Returns whether there is something to send or the job ends.
     pub(super) fn watch_devices(&mut self, now: Time) -> bool {
         let surroundings = Surroundings {
             stopped: self.membership.has_stopped(),
@@ -42,7 +42,7 @@ impl Pump {
         true
     }
 
-    /// An operation does not end on devices, and its time is over.
+    /// Ends the generation because an operation did not end on a device within its time limit.
     fn end_for_device(&mut self, why: String) {
         let rank = self.links.me();
         self.end_generation(&PeerLost {
@@ -52,17 +52,18 @@ impl Pump {
         });
     }
 
-    /// Whether an execution was started and has not ended.
+    /// Returns whether an execution was started and has not ended.
     pub(super) fn carries_out(&self) -> bool {
         self.queue.is_running() || !self.on_device.is_empty()
     }
 
-    /// The same, or it is about to be.
+    /// Returns whether an execution waits in the queue, or was started and has not ended.
     pub(super) fn executes(&self) -> bool {
         self.carries_out() || !self.queue.is_empty()
     }
 
-    /// Ask, answer and tell. `true`: something was sent. The time is given on rank 0, which has it at hand.
+    /// Sends questions, answers and reports of the inspection. Returns whether something was sent or found. `now` is
+    /// given only where the caller has read the clock.
     pub(super) fn inspect(&mut self, now: Option<Time>) -> bool {
         if self.membership.has_stopped() || !self.inspection.is_due(now, &self.shared) {
             return false;

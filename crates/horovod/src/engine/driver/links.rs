@@ -1,4 +1,5 @@
-//! The links of a rank to its neighbours in the tree: what it says to them and hears, and where it waits for them.
+//! The links of a rank to its neighbours in the tree: messages that it sends and receives, and the waiter for all of
+//! them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +15,11 @@ pub(super) struct ControlPlane {
     pub(super) topology: Topology,
     /// Control tree: which ranks exchange negotiation messages.
     pub(super) tree: Tree,
-    /// The links along that tree.
+    /// The links along the control tree.
     pub(super) control: Control,
-    /// How long one of them may be silent; `None`: for ever.
+    /// How long a neighbour may be silent; `None`: without limit.
     pub(super) heartbeat: Option<Duration>,
-    /// Where to wait for all of them.
+    /// Waits for events of all links.
     pub(super) waiter: Waiter,
 }
 
@@ -27,19 +28,19 @@ pub(super) struct Links {
     topology: Topology,
     tree: Tree,
     control: Control,
-    /// How long a neighbour may be silent; `None`: for ever.
+    /// How long a neighbour may be silent; `None`: without limit.
     heartbeat: Option<Duration>,
     waiter: Waiter,
     relay: Relay,
     frame: Vec<u8>,
-    /// The last messages; the next are read into their memory.
+    /// The last message of a child; the next message of each direction is decoded into the memory of the last.
     from_children: ToCoordinator,
     from_parent: ToWorker,
     spare_responses: Vec<Arc<Response>>,
 }
 
 impl Links {
-    /// `now` by the clock of the engine.
+    /// `now` is the time by the engine's clock.
     pub(super) fn new(plane: ControlPlane, now: Time) -> Self {
         let ControlPlane {
             topology,
@@ -65,7 +66,7 @@ impl Links {
         }
     }
 
-    // -- who there is
+    // -- the ranks
 
     pub(super) fn me(&self) -> Rank {
         self.topology.rank
@@ -91,48 +92,48 @@ impl Links {
             .unwrap_or_default()
     }
 
-    // -- where to wait
+    // -- the waiter
 
     pub(super) fn waiter(&mut self) -> &mut Waiter {
         &mut self.waiter
     }
 
-    /// Whether ranks outnumber the cores of this host.
+    /// Returns whether ranks outnumber the cores of this host.
     pub(super) fn is_oversubscribed(&self) -> bool {
         self.waiter.is_oversubscribed()
     }
 
     // -- the negotiation's messages
 
-    /// The next event of any link.
+    /// Returns the next event of any link.
     pub(super) fn poll(&mut self) -> Option<ControlEvent> {
         self.control.poll()
     }
 
-    /// The memory of what has come.
+    /// Returns the memory of a received message to the links, which reuse it.
     pub(super) fn give_back(&mut self, bytes: Vec<u8>) {
         self.control.give_back(bytes);
     }
 
-    /// Reads what the parent has said.
+    /// Decodes a message of the parent.
     pub(super) fn read_from_above(&mut self, bytes: &[u8]) -> Result<&ToWorker, DecodeError> {
         let message = &mut self.from_parent;
         message.decode_with(bytes, &mut self.spare_responses)?;
         Ok(message)
     }
 
-    /// Reads what a child has said.
+    /// Decodes a message of a child.
     pub(super) fn read_from_below(&mut self, bytes: &[u8]) -> Result<&ToCoordinator, DecodeError> {
         self.from_children.decode_from(bytes)?;
         Ok(&self.from_children)
     }
 
-    /// Another message begins.
+    /// Clears the frame, so that the next [`Self::send`] encodes its message.
     pub(super) fn new_frame(&mut self) {
         self.frame.clear();
     }
 
-    /// Sends the message to this neighbour. `encode` writes it, if it is not yet written.
+    /// Sends the message to this neighbour. `encode` writes the message, unless the frame has it already.
     pub(super) fn send(
         &mut self,
         to: Rank,
@@ -148,14 +149,14 @@ impl Links {
         self.control.has_unsent()
     }
 
-    /// Takes leave of all neighbours; what is queued may take so long.
+    /// Sends a goodbye to all neighbours; waits at most `timeout` until queued messages are sent.
     pub(super) fn goodbye(&mut self, timeout: Duration) {
         self.control.goodbye(timeout);
     }
 
     // -- out-of-band messages
 
-    /// Such a message has come from a neighbour; `Some` if it is for this rank.
+    /// Handles an out-of-band message from a neighbour. Returns the message if it is for this rank.
     pub(super) fn receive<'a>(
         &mut self,
         neighbour: Rank,
@@ -164,49 +165,49 @@ impl Links {
         self.relay.receive(&mut self.control, neighbour, bytes)
     }
 
-    /// The relay and the control links that carry such messages.
+    /// Returns the relay and the control links that carry out-of-band messages.
     pub(super) fn out_of_band(&mut self) -> (&Relay, &mut Control) {
         (&self.relay, &mut self.control)
     }
 
-    /// Passes on what waits. `true`: something was sent.
+    /// Forwards queued out-of-band messages. Returns whether something was sent.
     pub(super) fn carry(&mut self) -> bool {
         self.relay.carry(&mut self.control)
     }
 
-    /// A neighbour will pass on nothing more: the ranks from which nothing more can come.
+    /// Notes that a neighbour will forward nothing more. Returns the ranks from which nothing more can arrive.
     pub(super) fn gone(&mut self, neighbour: Rank) -> Vec<Rank> {
         self.relay.gone(neighbour)
     }
 
-    /// Whether everything from below has been passed on, or it was waited for long enough.
+    /// Returns whether everything from below was forwarded, or this rank has waited for it long enough.
     pub(super) fn is_settled(&mut self) -> bool {
         self.relay.is_settled()
     }
 
     // -- signs of life
 
-    /// How long a neighbour may be silent; `None`: for ever.
+    /// How long a neighbour may be silent; `None`: without limit.
     pub(super) fn heartbeat(&self) -> Option<Duration> {
         self.heartbeat
     }
 
-    /// When to look after the neighbours.
+    /// Returns when [`Self::check_neighbours`] is due.
     pub(super) fn heartbeat_due(&self) -> Option<Time> {
         self.control.heartbeat_due()
     }
 
-    /// Tells the neighbours that this rank lives and sees whether they do, if it is time. `true`: there may be news.
+    /// If it is time, sends a heartbeat to the neighbours and checks theirs. Returns whether there may be an event.
     pub(super) fn check_neighbours(&mut self, now: Time) -> bool {
         self.control.check_neighbours(now)
     }
 
-    /// Tells the launcher that a rank is silent.
+    /// Reports to the launcher that a rank is silent.
     pub(super) fn report_silent(&mut self, rank: Rank) {
         self.control.report_silent(rank);
     }
 
-    /// Tells the launcher which training state this process holds.
+    /// Sends the launcher the number of the training state that this process has.
     pub(super) fn send_training_state(&mut self, state: u8) {
         self.control.send_training_state(state);
     }

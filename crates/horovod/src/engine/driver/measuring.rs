@@ -1,4 +1,4 @@
-//! The driver's part of measuring a job: when executions begin and end, and the reports to the parent in the tree.
+//! The driver's part of measuring a job: begin and end of executions, and the reports to the parent in the tree.
 
 use horovod_metrics::{
     DriverFigures, FoundLateness, Kind, Link, MeasuredOperation, Metrics, Round,
@@ -12,23 +12,23 @@ use super::pump::Pump;
 use crate::engine::backend::host::bytes_of_all;
 use crate::engine::relay::OutOfBandMessage;
 
-/// An operation that some ranks have begun so long ago is shown with the ranks that have not.
+/// An operation that some ranks began so long ago is reported with the ranks that have not begun it.
 const HANG_NS: u64 = 2_000_000_000;
 
-/// Memory that stays from one report to the next.
+/// Memory that is reused from one report to the next.
 #[derive(Default)]
 pub(super) struct Measuring {
-    /// The last message; the next is put together in its memory.
+    /// The last message; the next one is built in its memory.
     message: Vec<u8>,
 }
 
 impl Pump {
-    /// An execution begins.
+    /// Starts the measurement of an execution; returns `None` if the job is not measured.
     pub(super) fn measure_begin(&self) -> Option<MeasuredOperation> {
         self.shared.metrics.as_ref().map(Metrics::execution)
     }
 
-    /// It has ended well.
+    /// Counts an execution that has ended without an error.
     pub(super) fn measure_end(&self, execution: &Execution) {
         let Some(metrics) = &self.shared.metrics else {
             return;
@@ -45,13 +45,13 @@ impl Pump {
         );
     }
 
-    /// Sends the report of a second, if it is time. `true`: something was sent.
+    /// Sends the periodic report, if it is time. Returns whether something was sent.
     pub(super) fn send_figures(&mut self, now: Time) -> bool {
         let metrics = self.shared.metrics.as_ref();
         metrics.is_some_and(|metrics| metrics.is_due(now.0)) && self.report_figures(Round::Periodic)
     }
 
-    /// Before the message after which this rank may hear nothing more, and be heard no more.
+    /// Sends the last figures before a message after which this rank may receive and send nothing more.
     pub(super) fn send_last_figures(&mut self, message: &ToCoordinator) {
         if self.shared.metrics.is_some()
             && matches!(
@@ -63,7 +63,7 @@ impl Pump {
         }
     }
 
-    /// Nothing more is carried out here.
+    /// Adds this rank's figures to the report, without sending it.
     pub(super) fn take_last_figures(&mut self) {
         let Some(metrics) = self.shared.metrics.clone() else {
             return;
@@ -73,7 +73,7 @@ impl Pump {
         metrics.report(now, self.driver_figures(incomplete));
     }
 
-    /// On rank 0: operations that wait for some ranks, and have waited for a while.
+    /// On rank 0: returns the operations for which some ranks have been missing for longer than [`HANG_NS`].
     fn incomplete(&mut self, now: Time) -> Vec<StalledRequest> {
         match (self.node.coordinator(), now.0.checked_sub(HANG_NS)) {
             (Some(coordinator), Some(before)) => coordinator.late(now, Time(before)),
@@ -111,17 +111,19 @@ impl Pump {
 
     fn send_to_parent(&mut self, parent: Rank, message: &[u8]) -> bool {
         let (relay, control) = self.links.out_of_band();
-        // Where it cannot be sent now, the next one says the same. The driver notices a lost peer elsewhere.
+        // If this report cannot be sent now, the next one includes its figures. The driver detects a lost peer
+        // elsewhere.
         matches!(relay.send(control, parent, message), Ok(true))
     }
 
-    /// A neighbour reports.
+    /// Adds the figures that a child in the tree has sent.
     pub(super) fn take_figures(&mut self, received: &OutOfBandMessage<'_>) {
         let from = received.from;
         if self.links.tree().parent(from) != Some(self.links.me()) {
             return;
         }
-        // A rank may measure where another does not: each has its own setting. This one passes on what comes from below.
+        // Each rank has its own setting, so a child may measure while this rank does not. This rank then forwards the
+        // report.
         let Some(metrics) = &self.shared.metrics else {
             if let Some(parent) = self.links.parent() {
                 self.send_to_parent(parent, received.message);

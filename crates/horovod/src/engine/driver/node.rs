@@ -1,4 +1,4 @@
-//! This rank's place in the negotiation's tree: the coordinator at its root, an aggregator where others speak
+//! This rank's place in the negotiation's tree: the coordinator at its root, an aggregator where other ranks send
 //! through this rank, nothing at a leaf.
 
 use std::sync::Arc;
@@ -13,8 +13,9 @@ use horovod_transport::Topology;
 use crate::config::Config;
 use crate::engine::nanos;
 
-/// How long an aggregator may keep to itself what only some below it have asked for. Stragglers are named later
-/// by so much per level; it is far from any warning time, and rare in a job whose ranks go in step.
+/// An aggregator may hold back a request that only some ranks below it have announced for so long. Each level delays
+/// the report of stragglers by this time. The time is far below any warning time, and seldom passes if ranks run in
+/// step.
 const HOLD: Duration = Duration::from_millis(100);
 
 /// This rank's node in the control tree, between the workers and the coordinator.
@@ -30,11 +31,11 @@ pub(super) enum NodeAction {
     Up(ToCoordinator),
     /// Send to these children; this rank may be among them, for its own worker.
     Down(Arc<[Rank]>, ToWorker),
-    /// Say who is late.
+    /// Report the ranks that are late.
     Stall(StallReport),
-    /// Say that the response cache of this set is too small.
+    /// Warn that the response cache of this set is too small.
     CacheEvicts(ProcessSetId),
-    /// The generation is over.
+    /// End the generation.
     Abort(PeerLost),
 }
 
@@ -72,7 +73,8 @@ impl Node {
         }
     }
 
-    /// The parent said something to the workers. `false`: it goes to this rank's worker as it is.
+    /// Handles a message of the parent to the workers. Returns whether an aggregator took it; otherwise it is for this
+    /// rank's own worker, unchanged.
     pub(super) fn handle_from_parent(
         &mut self,
         now: impl FnOnce() -> Time,
@@ -110,8 +112,8 @@ impl Node {
     }
 }
 
-/// A sentence for each rank that is silent altogether, as no rank behind it can send either. The stall report cannot
-/// tell these apart. Empty in most reports.
+/// Returns a sentence for each rank that is silent together with all ranks behind it, which cannot send either. The
+/// stall report does not separate that rank from those behind it. The text is empty in most cases.
 pub(super) fn unheard(report: &StallReport, tree: &Tree) -> String {
     let mut text = String::new();
     let Some(first) = report.stalled.first() else {

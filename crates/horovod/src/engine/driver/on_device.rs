@@ -1,4 +1,4 @@
-//! Executions in flight, which go on by themselves: polled, and aborted when the generation ends.
+//! Executions in flight, which continue in a backend without the driver: polled, and aborted when the generation ends.
 
 use std::time::{Duration, Instant};
 
@@ -12,29 +12,29 @@ use crate::engine::backend::{Failure, InFlight, Results};
 use crate::engine::recording::By;
 use crate::error::Error;
 
-/// Executions that may be in flight at once; the next is started when one has ended.
+/// At most so many executions are in flight at once; the next is started when one has ended.
 const ON_DEVICE_MAX: usize = 256;
-/// How long what was aborted is waited for.
+/// How long the engine waits for aborted executions.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
-/// Between two looks at it when nothing else is left to do.
+/// Sleep between two polls of aborted executions.
 const ABORT_NAP: Duration = Duration::from_millis(1);
 
-/// One execution on its way.
+/// One execution in flight.
 pub(super) struct DeviceExecution {
     pub(super) task: ExecutionTask,
     pub(super) execution: Box<dyn InFlight>,
     pub(super) backend: &'static str,
-    /// Shapes of its outputs, once it is launched.
+    /// Shapes of the execution's outputs, once it is launched.
     pub(super) output_shapes: Option<Vec<Vec<Shape>>>,
 }
 
-/// All that are on their way, in the order of their starts.
+/// All executions in flight, in the order of their starts.
 #[derive(Default)]
 pub(super) struct DeviceExecutions {
     list: Vec<DeviceExecution>,
-    /// When they are waited for no longer; once they were aborted.
+    /// When the wait for aborted executions ends; `None` before the abort.
     deadline: Option<Instant>,
-    /// That one will not end well was told.
+    /// A failure of an execution that has not ended was reported.
     has_reported_failing: bool,
 }
 
@@ -69,13 +69,13 @@ impl DeviceExecutions {
         }
     }
 
-    /// Whether the operation of this handle is among them.
+    /// Returns whether the operation of this handle is in flight.
     pub(super) fn uses(&self, handle: Handle) -> bool {
         let mut entries = self.list.iter().flat_map(DeviceExecution::entries);
         entries.any(|id| id.0 == handle.0)
     }
 
-    /// Whether this rank takes part in one of them.
+    /// Returns whether `rank` is a member of an execution in flight.
     pub(super) fn need(&self, rank: Rank) -> bool {
         let mut members = self
             .list
@@ -84,7 +84,7 @@ impl DeviceExecutions {
         members.any(|members| members.contains(&rank))
     }
 
-    /// Results of what was launched since the last look.
+    /// Returns the results of one execution that was launched since the last poll.
     fn take_launched(&mut self) -> Option<Results> {
         self.list.iter_mut().find_map(|launched| {
             let results = launched.execution.launched()?;
@@ -93,7 +93,7 @@ impl DeviceExecutions {
         })
     }
 
-    /// Why one that has not ended will not end well, once.
+    /// Returns, once, why an execution that has not ended will fail.
     fn take_failing(&mut self) -> Option<Failure> {
         if self.has_reported_failing {
             return None;
@@ -112,7 +112,7 @@ impl DeviceExecutions {
 }
 
 impl Pump {
-    /// Tell of what has ended. `true`: something has.
+    /// Completes the handles of executions that were launched or have ended. Returns whether there were any.
     pub(super) fn complete_on_device(&mut self) -> bool {
         if self.on_device.is_empty() {
             return false;
@@ -122,7 +122,7 @@ impl Pump {
         progress
     }
 
-    /// For who waits for devices.
+    /// Publishes the number of executions in flight, for threads that wait for devices.
     pub(super) fn publish_in_flight(&self) {
         let in_flight = self.on_device.list.len();
         self.shared.accelerators.note_in_flight(in_flight);
@@ -147,7 +147,8 @@ impl Pump {
                 output_shapes,
                 ..
             } = ended;
-            // Before anybody hears of the end: the owners may give back memory that is waited for.
+            // Releases the tensors before the end is visible: their owners may release memory for which other threads
+            // wait.
             task.entries.clear();
             match result {
                 Ok(mut results) => {
@@ -173,7 +174,7 @@ impl Pump {
         if !self.membership.is_over()
             && let Some(failure) = self.on_device.take_failing()
         {
-            // The peers wait for this rank, and must not wait until its device comes to rest.
+            // The peers wait for this rank, and must not wait until its device is idle.
             progress = true;
             self.failure(failure);
         }
@@ -185,7 +186,8 @@ impl Pump {
         progress
     }
 
-    /// Gives up executions that do not end; they may still use their tensors.
+    /// Gives up executions that do not end. The tensors of these executions may still be in use, so the executions are
+    /// leaked.
     fn leak_on_device(&mut self) {
         for launched in std::mem::take(&mut self.on_device.list) {
             tracing::error!(
@@ -208,7 +210,7 @@ impl Pump {
         }
     }
 
-    /// The engine ends: nothing may touch a tensor after its owner has been told so.
+    /// Aborts all executions and waits for their end. After the engine's end the owners of the tensors may reuse them.
     pub(super) fn await_on_device(&mut self) {
         self.on_device
             .abort(&Aborted("the engine has ended".into()));

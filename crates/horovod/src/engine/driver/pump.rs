@@ -1,5 +1,5 @@
-//! The control plane of a rank beside the negotiation: news of who is gone, deadlines, how long a thread may sleep, and
-//! what goes on while a collective waits.
+//! The control plane of a rank beside the negotiation: reports of lost ranks, deadlines, how long a thread may sleep,
+//! and the progress made while a collective waits.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -21,16 +21,16 @@ use crate::engine::inspection::Inspection;
 use crate::engine::recording::Recording;
 use crate::engine::{EngineState, nanos};
 
-/// The kind of a change of members in which somebody comes, as workers know it.
+/// Kind of a change of members in which a host was added; workers use the same number.
 const HOSTS_ADDED: u8 = 2;
-/// Longest sleep without looking around; only a safety net, events end a sleep at once.
+/// Longest sleep without a poll. It is only a safety net: events end a sleep at once.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
-/// Polls without a sleep after which the clock is asked whether the neighbours have been silent for too long.
+/// After so many polls without a sleep the clock is read, to check whether neighbours were silent for too long.
 const POLLS_PER_SILENCE_CHECK: u32 = 64;
 
-/// The control plane: what makes progress while a collective waits for its peers. Each part owns what it is about; here
-/// and in the files around stands what goes across.
+/// The control plane: makes progress while a collective waits for its peers. Each field owns one part of the state. The
+/// methods here and in the other files of the driver need several of these parts.
 pub(super) struct Pump {
     pub(super) shared: Arc<EngineState>,
     pub(super) links: Links,
@@ -38,7 +38,7 @@ pub(super) struct Pump {
     pub(super) measuring: Measuring,
     pub(super) membership: Membership,
     pub(super) queue: ExecutionQueue,
-    /// Executions that go on by themselves.
+    /// Executions that continue in a backend without the driver.
     pub(super) on_device: DeviceExecutions,
     pub(super) recording: Recording,
     pub(super) inspection: Inspection,
@@ -47,7 +47,7 @@ pub(super) struct Pump {
     pub(super) cached_time: CachedTime,
 }
 
-/// The time of one look at everything, read when it is first asked for.
+/// The time of one poll, read at its first use.
 #[derive(Default)]
 pub(super) struct CachedTime {
     time: Cell<Option<Time>>,
@@ -55,7 +55,7 @@ pub(super) struct CachedTime {
 }
 
 impl CachedTime {
-    /// Another look begins. `true`: it is time to look after the neighbours, too.
+    /// Begins another poll. Returns whether it is time to check the neighbours, too.
     pub(super) fn begin(&mut self) -> bool {
         self.time.set(None);
         self.polls = self.polls.wrapping_add(1);
@@ -69,32 +69,32 @@ impl CachedTime {
     }
 }
 
-/// The interruption of a collective, where the thread in charge must be able to leave.
+/// Interruption of a collective on a thread that must be able to leave.
 #[derive(Default)]
 pub(super) struct Interruption {
-    /// The thread has to leave by then, also in the middle of a collective.
+    /// Deadline by which the thread has to leave, also in the middle of a collective.
     by: Option<Instant>,
-    /// It did leave in the middle of one.
+    /// The thread has left in the middle of a collective.
     happened: bool,
 }
 
 impl Interruption {
-    /// A thread that has to leave by then is in charge.
+    /// Allows interruptions: the thread that makes progress has to leave at `by`.
     pub(super) fn allow(&mut self, by: Instant) {
         self.by = Some(by);
     }
 
-    /// It is in charge no more.
+    /// Forbids interruptions: the thread that had to leave has stopped making progress.
     pub(super) fn forbid(&mut self) {
         self.by = None;
     }
 
-    /// Whether a collective was interrupted since this was asked last.
+    /// Returns whether a collective was interrupted since the last call.
     pub(super) fn take(&mut self) -> bool {
         std::mem::take(&mut self.happened)
     }
 
-    /// How long the thread may stay, if it has to leave.
+    /// Returns how long the thread may stay, or `None` if it does not have to leave.
     fn left(&self) -> Option<Duration> {
         let left = |by: Instant| by.saturating_duration_since(Instant::now());
         self.by.map(left)
@@ -124,7 +124,7 @@ impl Pump {
         }
     }
 
-    /// Anything but a message of the negotiation.
+    /// Handles an event that is not a message of the negotiation.
     pub(super) fn handle_control(&mut self, event: ControlEvent) {
         match event {
             ControlEvent::OutOfBand { from, bytes } => {
@@ -136,8 +136,8 @@ impl Pump {
                 self.nothing_more_from(lost.rank);
                 self.note_lost(lost.rank, lost.cause);
             }
-            // Good order is to leave after a shutdown that all agreed to; then this does nothing but that what
-            // the rank has told may still be on its way, unless it told it here.
+            // To leave is in order after a shutdown on which all ranks agreed. Then the loss is not noted; out-of-band
+            // messages that the rank forwarded may still be on their way.
             ControlEvent::Left { rank } => {
                 self.nothing_more_from(rank);
                 self.note_lost(rank, LossCause::Left);
@@ -162,8 +162,8 @@ impl Pump {
             ControlEvent::HostsUpdated { version, kind } => {
                 self.shared.round.update_hosts(|_| version, kind);
             }
-            // It would never hear of changes again, and the launcher nothing of it: in the next round it has a new
-            // connection. If the launcher is gone, this process will soon be, too.
+            // Without the connection this process would receive no further changes, and the launcher would not notice.
+            // The next round makes a new connection. If the launcher has ended, it will soon end this process, too.
             ControlEvent::LauncherLost { cause } if self.shared.round.is_elastic() => {
                 tracing::warn!(
                     "lost the connection to the launcher, asking for a new round: {cause}"
@@ -176,7 +176,7 @@ impl Pump {
         }
     }
 
-    /// A message that is no part of the negotiation.
+    /// Handles a message that is not part of the negotiation.
     fn handle_out_of_band(&mut self, neighbour: Rank, bytes: &[u8]) {
         let executes = self.executes();
         let received = self.links.receive(neighbour, bytes);
@@ -192,14 +192,15 @@ impl Pump {
         }
     }
 
-    /// A neighbour passes nothing on any more.
+    /// Notes that a neighbour forwards nothing more.
     fn nothing_more_from(&mut self, neighbour: Rank) {
         for rank in self.links.gone(neighbour) {
             self.recording.gone(rank);
         }
     }
 
-    /// Whether the timeline's events are where they belong, also those that pass through here.
+    /// Returns whether the timeline's events have arrived, including those that this rank forwards. Before all
+    /// ranks have agreed to stop, the result is `true`.
     fn is_recording_settled(&mut self) -> bool {
         if !self.membership.has_stopped() {
             return true;
@@ -208,7 +209,7 @@ impl Pump {
         self.recording.is_settled() && relayed
     }
 
-    /// When something is to be done that no event announces. For who has just looked at everything.
+    /// Returns when something is due that no event announces. The caller must have polled just before.
     pub(super) fn deadline(&self) -> Option<u64> {
         let ends = self.membership.suspected().map(|(_, deadline)| deadline);
         let ends = ends
@@ -221,7 +222,7 @@ impl Pump {
         ours.into_iter().chain(ends).min()
     }
 
-    /// The same, of the state machines: none any more when the generation is over.
+    /// Returns the next deadline of the node and the inspection, or `None` after the end of the generation.
     fn timer(&self, now: impl FnOnce() -> Time) -> Option<Time> {
         if self.membership.is_over() {
             return None;
@@ -235,8 +236,8 @@ impl Pump {
             .min()
     }
 
-    /// How long a thread may sleep if nothing wakes it. It is asked before every sleep, so here is also found out who
-    /// is silent.
+    /// Returns how long a thread may sleep if no event wakes it. Threads call this before every sleep, so it also
+    /// checks which neighbours are silent.
     pub(super) fn sleep_limit(&mut self) -> Duration {
         let now = self.shared.now();
         if self.check_neighbours(now) {
@@ -268,13 +269,15 @@ impl Pump {
         limit
     }
 
-    /// Tells the neighbours that this rank lives and sees whether they do, if it is time. `true`: there may be news.
+    /// If it is time, sends a heartbeat to the neighbours and checks theirs, polls the devices and sends figures.
+    /// Returns whether there may be an event.
     pub(super) fn check_neighbours(&mut self, now: Time) -> bool {
         !self.membership.is_over()
             && (self.links.check_neighbours(now) | self.watch_devices(now) | self.send_figures(now))
     }
 
-    /// Whether the thread may end: this process asked for it and the peers know, or cannot be told.
+    /// Returns whether the thread may end: this process has asked to leave, and the peers have been notified or cannot
+    /// be.
     pub(super) fn finished(&mut self) -> bool {
         let overdue = self.shutdown_overdue();
         // Events that a caller has yet to record must still be sent.
@@ -287,21 +290,21 @@ impl Pump {
         if overdue && !self.on_device.is_empty() {
             self.end_overdue();
         }
-        // Executions that were agreed before the stop are carried out.
+        // Executions that were agreed before the stop still run.
         let unsent = unsent || self.queue.is_running() || !self.queue.is_empty();
         self.on_device.is_empty()
             && self.shared.shutdown.is_requested()
             && (self.membership.is_over() || (stopped && !unsent) || overdue)
     }
 
-    /// Whether this process has asked to leave and the time that it gives the others is over.
+    /// Returns whether this process has asked to leave and the time that it gives the others is over.
     fn shutdown_overdue(&mut self) -> bool {
         self.shared.shutdown.is_requested() && self.membership.is_overdue()
     }
 }
 
 impl Pump {
-    /// This process has asked to leave, and the time that it gives the others is over.
+    /// Ends the generation because the time that this leaving process gives the others is over.
     fn end_overdue(&mut self) {
         let rank = self.links.me();
         self.end_generation(&PeerLost {
@@ -315,7 +318,7 @@ impl Pump {
 impl Idle for Pump {
     fn idle(&mut self, spins: u32) -> Result<(), Aborted> {
         let progress = self.progress();
-        // A peer that is stuck neither answers the shutdown nor goes on with the collective.
+        // A peer that is stuck neither answers the shutdown nor continues the collective.
         if !self.membership.has_stopped() && self.shutdown_overdue() {
             self.end_overdue();
         }

@@ -1,4 +1,5 @@
-//! Executions that the ranks have agreed on, in their total order, and changes that hold from a place in that order on.
+//! Executions that the ranks have agreed on, in their total order, and changes that take effect at a place in that
+//! order.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,17 +9,17 @@ use horovod_protocol::{Execution, ProcessSetId, Rank, Seq, StalledRequest, Time}
 
 use crate::engine::backend::host::Announced;
 
-/// Executions that may wait for the one that runs.
+/// At most so many executions wait behind the one that runs.
 const READY_MAX: usize = 1 << 16;
 
-/// The total order, as far as this rank has not carried it out.
+/// The part of the total order that this rank has not run yet.
 #[derive(Default)]
 pub(super) struct ExecutionQueue {
     ready: VecDeque<Execution>,
-    /// Tensors of these, or of what is still negotiated, have a ready event.
+    /// Some tensors of queued or still negotiated operations have a ready event.
     has_ready_events: bool,
     announced: Announced,
-    /// Process sets that were removed, each after this execution, if that has not begun.
+    /// Process sets that were removed, each with the last execution before its removal; `None` if none waited.
     removed_sets: VecDeque<(Option<Seq>, ProcessSetId)>,
     /// Members of the execution that was started and has not ended.
     running: Option<Arc<[Rank]>>,
@@ -26,9 +27,9 @@ pub(super) struct ExecutionQueue {
     runs: Option<Runs>,
 }
 
-/// A collective on its way.
+/// A collective that runs.
 struct Runs {
-    /// Since when, as [`Time`]; only rank 0 reads the clock for it.
+    /// Start of the collective, as [`Time`]; only rank 0 reads the clock for it.
     since: u64,
     set: ProcessSetId,
     name: Arc<str>,
@@ -36,7 +37,7 @@ struct Runs {
 }
 
 impl ExecutionQueue {
-    // -- what waits
+    // -- executions that wait
 
     pub(super) fn push(&mut self, execution: Execution) {
         self.ready.push_back(execution);
@@ -63,7 +64,7 @@ impl ExecutionQueue {
         self.ready.clear();
     }
 
-    /// Whether tensors of what waits, or of what is still negotiated, have a ready event.
+    /// Returns whether tensors of queued or still negotiated operations have a ready event.
     pub(super) fn has_ready_events(&self) -> bool {
         self.has_ready_events
     }
@@ -72,30 +73,30 @@ impl ExecutionQueue {
         self.has_ready_events = has_some;
     }
 
-    // -- what holds from a place in the order on
+    // -- changes that take effect at a place in the order
 
-    /// Numbers that are in force from the execution `seq` on.
+    /// Queues tuned values that apply to executions after `seq`.
     pub(super) fn announce(&mut self, seq: Seq, values: Arc<[u64]>) {
         self.announced.push_back((seq, values));
     }
 
-    /// Numbers that are not in force yet.
+    /// Returns the tuned values that do not apply yet.
     pub(super) fn announced(&mut self) -> &mut Announced {
         &mut self.announced
     }
 
-    /// The next execution, and numbers that are not in force yet.
+    /// Returns the next execution, and the tuned values that do not apply yet.
     pub(super) fn next_with_numbers(&mut self) -> Option<(&Execution, &mut Announced)> {
         Some((self.ready.front()?, &mut self.announced))
     }
 
-    /// This set is removed, after all that waits now.
+    /// Notes that this set is removed after all executions that wait now.
     pub(super) fn set_removed(&mut self, set: ProcessSetId) {
         let after = self.ready.back().map(|execution| execution.seq);
         self.removed_sets.push_back((after, set));
     }
 
-    /// A set that was removed before what is next.
+    /// Returns a set whose removal precedes the next execution in the order.
     pub(super) fn next_removed_set(&mut self) -> Option<ProcessSetId> {
         let (after, set) = *self.removed_sets.front()?;
         let next = self.ready.front().map(|execution| execution.seq);
@@ -106,9 +107,9 @@ impl ExecutionQueue {
         Some(set)
     }
 
-    // -- what is carried out
+    // -- the execution that runs
 
-    /// A collective is taken out of the queue; it may be broken off and taken up again.
+    /// Notes that a collective was taken out of the queue; it may be suspended and resumed.
     pub(super) fn begins(&mut self, execution: &Execution, since: Time) {
         self.runs = execution.items.first().map(|item| Runs {
             since: since.0,
@@ -118,12 +119,12 @@ impl ExecutionQueue {
         });
     }
 
-    /// The execution of these ranks is carried out.
+    /// Notes that an execution of these ranks runs.
     pub(super) fn runs(&mut self, members: Arc<[Rank]>) {
         self.running = Some(members);
     }
 
-    /// It has ended, or goes on by itself.
+    /// Notes that the running execution has ended, or continues in a backend without the driver.
     pub(super) fn ended(&mut self) {
         self.running = None;
         self.runs = None;
@@ -133,7 +134,7 @@ impl ExecutionQueue {
         self.running.is_some()
     }
 
-    /// Whether `rank` is a member of an execution that waits or runs.
+    /// Returns whether `rank` is a member of an execution that waits or runs.
     pub(super) fn needs(&self, rank: Rank) -> bool {
         let ready = self.ready.iter().map(|execution| &execution.members);
         let mut all = self.running.iter().chain(ready);
@@ -142,7 +143,7 @@ impl ExecutionQueue {
 
     // -- for reports of stalls
 
-    /// The collective that runs now, for which rank `me` waits for the others.
+    /// Returns the collective that runs now, in which rank `me` waits for the others.
     pub(super) fn stalled(&self, me: Rank, now: Time) -> Option<StalledRequest> {
         let runs = self.runs.as_ref()?;
         let others = runs.members.iter().copied().filter(|rank| *rank != me);
@@ -155,8 +156,8 @@ impl ExecutionQueue {
         })
     }
 
-    /// Names of operations that all ranks have agreed on and that have not ended, with those of `on_device`; of a fused
-    /// collective that runs, the first.
+    /// Returns the names of operations that all ranks have agreed on and that have not ended, including those of
+    /// `on_device`. Of a fused collective that runs, only the first name is returned.
     pub(super) fn names<'a>(&'a self, on_device: impl Iterator<Item = &'a Execution>) -> Vec<Key> {
         let runs = self.runs.as_ref();
         let runs = runs.map(|runs| (runs.set.0, runs.name.clone()));

@@ -1,4 +1,4 @@
-//! The control plane's comparison of replicas: sends this rank's reports, and on rank 0 collects those of all.
+//! The control plane's comparison of replicas: sends this rank's reports; on rank 0 collects the reports of all ranks.
 
 use horovod_diagnosis::replicas::{Collector, Finding, Report};
 use horovod_protocol::{Rank, StopReason};
@@ -9,11 +9,11 @@ use crate::engine::relay::OutOfBandMessage;
 
 const COORDINATOR: Rank = Rank(0);
 
-/// Sends the reports of this rank, and compares those of all ranks on rank 0.
+/// Sends the reports of this rank; on rank 0 compares the reports of all ranks.
 pub(super) struct ReplicaCheck {
     action: CheckReplicas,
     collector: Collector,
-    /// A difference was found: one is enough.
+    /// A difference was found; only the first one is reported.
     has_found: bool,
 }
 
@@ -28,7 +28,7 @@ impl ReplicaCheck {
 }
 
 impl Pump {
-    /// Sends what this rank has to report, where nothing more important waits. `true`: something was sent.
+    /// Sends this rank's queued reports, unless more important messages wait. Returns whether something was sent.
     pub(super) fn send_replica_reports(&mut self) -> bool {
         let mut sent = false;
         while self.shared.replicas.has_queued()
@@ -47,14 +47,14 @@ impl Pump {
                     self.shared.replicas.put_back(report);
                     break;
                 }
-                // A rank that is gone is noticed elsewhere.
+                // The loss of a rank is detected elsewhere.
                 Err(e) => tracing::debug!("report of parameters: {e}"),
             }
         }
         sent
     }
 
-    /// Another rank reports.
+    /// Handles the report of another rank.
     pub(super) fn handle_replica(&mut self, received: &OutOfBandMessage<'_>) {
         match Report::decode(received.message) {
             Ok(report) if self.links.me() == COORDINATOR => self.collect(received.from, report),
@@ -71,7 +71,7 @@ impl Pump {
         let state = self.shared.lock();
         let members = state.worker.members(report.set).map(<[Rank]>::to_vec);
         drop(state);
-        // A set that was removed meanwhile.
+        // The set was removed meanwhile.
         let Some(members) = members else { return };
         if let Some(finding) = check.collector.add(from, report, &members) {
             check.has_found = true;
