@@ -112,14 +112,12 @@ impl Slots<'_> {
         self.of(self.local.me)
     }
 
-    /// In operations with parts of `part` bytes: returns where this member stages the part for the member at
-    /// `position`.
+    /// Returns where this member stages its part, of `part` bytes, for the member at `position`.
     pub(crate) fn to(&self, position: usize, part: usize) -> *mut u8 {
         self.between(self.local.me, position, part)
     }
 
-    /// In operations with parts of `part` bytes: returns where the member at `position` stages the part for this
-    /// member.
+    /// Returns where the member at `position` stages its part, of `part` bytes, for this member.
     pub(crate) fn from(&self, position: usize, part: usize) -> *mut u8 {
         self.between(position, self.local.me, part)
     }
@@ -170,8 +168,7 @@ pub(crate) enum Pattern {
     /// Every member stages a part for each other member, which replaces the part by its result. After all results have
     /// arrived, only its owner uses the slot.
     Reduce {
-        /// Results are read from a slot while the next operands are written to it, which fetches its lines once for
-        /// both.
+        /// One pass reads a slot's results and writes the next operands there, which fetches its lines once.
         refills: bool,
     },
     /// Every member stages for all others.
