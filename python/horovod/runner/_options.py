@@ -36,7 +36,7 @@ _SWITCHES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """The options of `horovod.run` and `run_on_agents`, whose docstrings describe them. None: the launcher's default."""
+    """Options of `horovod.run` and `run_on_agents`, whose docstrings describe them; None is the launcher's default."""
 
     num_proc: int
     min_num_proc: int | None = None
