@@ -118,8 +118,7 @@ class LocalGradientAggregationHelper:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Run the closure's operations in every N-th run; other runs only increment the global step and `iterations`.
-        """
+        """Run the closure's operations in every N-th run; other runs only count the global step and `iterations`."""
         grads_and_vars = list(args[0] if args else kwargs.get("grads_and_vars", []))
         global_step = args[1] if len(args) > 1 else kwargs.get("global_step")
 

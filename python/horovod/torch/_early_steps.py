@@ -80,7 +80,7 @@ class LeftGradients:
 
 
 def _mark(grad: torch.Tensor | None) -> Mark | None:
-    """Return the tensor's identity, its counts of in-place changes, and its address; None if PyTorch has no counts."""
+    """Return the gradient's identity, counts of in-place changes, and address; None without a gradient or counts."""
     if grad is None or grad.is_inference():
         return None
     if grad.layout is torch.strided:

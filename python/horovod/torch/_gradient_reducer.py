@@ -276,7 +276,10 @@ class GradientReducer:
         self._note_left()
 
     def refuse_changed(self, *, is_unscaled: bool = False) -> None:
-        """Raise if the script has changed gradients that are not reduced yet; if `is_unscaled`, if any are left."""
+        """Raise if the script has changed gradients that are not reduced yet.
+
+        With `is_unscaled`, every gradient that is not reduced yet counts as changed.
+        """
         changed = self._left.names() if is_unscaled else self._left.changed()
         if changed:
             self._refused = True
