@@ -86,7 +86,8 @@ def _report(model: Any, given: Sequence[Any]) -> None:
     kept = {key for callback in list(callbacks) for key in callback._local}
     variables = list(model.trainable_variables)
     values = variables
-    if len(given) == 2:  # on JAX the arguments are the state, whose first part are the trainable values, and the data
+    # On JAX the arguments are the state, whose first part are the trainable values, and the data.
+    if len(given) == 2:
         values = list(given[0][0])
     # A custom training function may have another state.
     if [tuple(v.shape) for v in variables] != [tuple(value.shape) for value in values]:

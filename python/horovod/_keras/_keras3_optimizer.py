@@ -91,7 +91,7 @@ class DistributedKeras3(SumsGradients):
             # From now on the variable counts batches instead of steps.
             self._iterations.assign(self._iterations * self._hvd.passes)  # type: ignore[attr-defined]
 
-    # ---- what scripts know -------------------------------------------------------------------------------------
+    # ---- interface for scripts ---------------------------------------------------------------------------------
 
     @property
     def process_set(self) -> Any:

@@ -229,8 +229,8 @@ class _ProgressImpl(CallbackImpl):
 class UpdateBatchStateCallbackImpl(_ProgressImpl):
     """Updates `state.batch`: the number of completed batches of the epoch, and 0 between epochs.
 
-    If `state.batch` is above 0 when `fit` begins, the first epoch is shorter by that number of batches. `fit` has to
-    know the number of steps of an epoch for that. The data set chooses the samples, and may read `state.batch`.
+    If `state.batch` is above 0 when `fit` begins, the first epoch is shorter by that number of batches. This requires
+    a data set of known length or `steps_per_epoch`. The data set chooses the samples, and may read `state.batch`.
     """
 
     _at_batches = True

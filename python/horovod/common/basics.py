@@ -157,7 +157,7 @@ class HorovodBasics:
         comm: Sequence[int] | Any | None = None,
         process_sets: "Sequence[ProcessSet] | str | None" = None,
     ) -> None:
-        """Connect this process with the others of its job; every process has to call this.
+        """Connect this process with the other processes of its job; every process has to call this.
 
         Without a launcher the job is this one process. If Horovod is already running, the call only sets the ids of
         `process_sets`. The process leaves the job at exit. A signal handler that runs while `init` waits for the other

@@ -134,7 +134,7 @@ class Watch:
     def note_join(self) -> None:
         """Make the ranks exchange their step counts, which may differ after a join."""
         if self._every:
-            self.sent = self._words(-1 - _core.rank(), 0)  # unequal to the bytes of every other rank
+            self.sent = self._words(-1 - _core.rank(), 0)  # no other rank sends these bytes
 
     def steps_on(self) -> bool:
         """Count a step; return whether the caller has to call `report` next."""

@@ -2,7 +2,8 @@
 
 A process of an elastic job passes through generations. At the beginning of each one the ranks agree on a root rank,
 receive its state, and call the user's function. The generation ends when the function returns on all ranks, when a rank
-is lost (states return to the last commit), or when members are to be added or removed (states stay as they are).
+is lost, or when members are to be added or removed. After a loss, states return to the last commit; otherwise they stay
+as they are.
 """
 
 import contextlib
@@ -139,7 +140,7 @@ class State:
         raise NotImplementedError(f"{type(self).__name__} has to define sync")
 
     def reset(self) -> None:
-        """Adapt to a new rank and size; `on_reset` calls this before the callbacks, and the sync comes later."""
+        """Adapt to a new rank and size; called after each change of members, before the callbacks and the sync."""
 
 
 class ObjectState(State):
@@ -204,7 +205,8 @@ class ObjectState(State):
     def _snapshot(self) -> dict[str, Any]:
         live = {name: getattr(self, name) for name in self._saved_state}
         try:
-            return copy.deepcopy(live)  # one call for all, so that attributes that share an object still share it
+            # One call copies all attributes, so that attributes that share an object still share it.
+            return copy.deepcopy(live)
         except Exception as error:
             for name, value in live.items():
                 _explain_if_not_copied(name, value, error)
@@ -400,7 +402,8 @@ class _Run:
         if any(entry[3] for entry in everyone) or set(states) != {
             (_TrainingState.LIVE, state._commits)
         }:
-            # The root has the newest commit; among those, a live state precedes a committed one, then the lower rank.
+            # The root has the newest commit. Among ranks with that commit, a live state has precedence, then the lower
+            # rank.
             root = max(range(len(states)), key=lambda r: (states[r][0] > 0, *states[r][::-1], -r))
             state._root_rank = root
             state.sync()

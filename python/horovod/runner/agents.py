@@ -81,8 +81,8 @@ def serve_as_agent(
     cwd
         Working directory of the rank; default that of this process.
     timeout
-        Seconds to try to reach the launcher. In a job of fixed size the agent stops earlier if the launcher cannot
-        accept it any more.
+        Seconds to try to reach the launcher. In a job of fixed size the agent stops earlier if further attempts cannot
+        succeed.
 
     Returns
     -------

@@ -1,10 +1,10 @@
 """Orders the calls in a program that XLA compiles: each call has an operand that depends on the call before.
 
 On a GPU a call waits for the other ranks before the next one begins. All ranks must therefore make a program's calls
-in one order. This also holds on the CPU if XLA runs the parts of a program one after the other, as it does for short
-programs and for those with small tensors only. XLA orders independent operations in each process separately, by other
-computations of the program, by its assignments, and by measured kernels. Each call therefore has an additional operand,
-a result of the call before, which the core ignores.
+in one order. The same is true on the CPU if XLA runs the parts of a program one after the other, as in short programs
+or with small tensors only. XLA orders independent operations in each process separately, by other computations of the
+program, by its assignments, and by measured kernels. Each call therefore has an additional operand, a result of the
+call before, which the core ignores.
 
 The call before may be inside a function, branch or loop. The operand is then a result of that node that is computed
 from a call's result, or a variable to which such a value is assigned. The first call inside a function depends on the

@@ -42,9 +42,9 @@ class _Readable:
 class _FirstStep(_replicas.FirstStep):
     """Counts the steps of one set of variables until their report.
 
-    TensorFlow functions count the steps in a resource that they look up by its name, because a function that captured a
-    variable could not be saved. The resource is deleted at the report. In a process that loads a saved function it does
-    not exist, so that function counts nothing.
+    TensorFlow functions count the steps in a resource that they find by its name, because a function that captured a
+    variable could not be saved. The resource is deleted at the report. A process that loads a saved function does not
+    have the resource, so the loaded function counts nothing.
     """
 
     _shared_name = ""

@@ -113,7 +113,7 @@ def _register() -> None:
             raise NotImplementedError(
                 f"TensorFlow {tf.__version__} does not take Horovod's functions for XLA: {refused!r}"
             )
-    # Handlers run on threads of XLA and cannot ask the interpreter where NCCL is.
+    # This stores the folders of NCCL: handlers run on threads of XLA and cannot query the interpreter.
     _core.prepare_gpus()
 
 

@@ -95,7 +95,7 @@ class VariablesHandler(SnapshotHandler):
         return read_values(self.variables(), self._session())
 
     def load(self, state: Any) -> None:
-        """Assign the saved values, and clear sums of gradients; variables that were made after the save are unchanged."""
+        """Assign the saved values, and clear sums of gradients; variables made after the save are unchanged."""
         variables = self.variables()[: len(state)]
         write_values(variables, state, self._session())
         self.reset()

@@ -200,7 +200,7 @@ def DistributedGradientTape(
     groups = checked_groups(groups, num_groups)
     base = type(gradtape)
     result: Any = object.__new__(type(base.__name__, (_DistributedGradientTape, base), {}))
-    # The attributes contain the recording. The new tape must not end it: that is done by the given tape's `with` block.
+    # The attributes contain the recording, which the `with` block of the given tape ends.
     result.__dict__.update(gradtape.__dict__)
     result._recording = False
     result._allreduce_grads = _make_allreduce_grads_fn(

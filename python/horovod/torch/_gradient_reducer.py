@@ -59,7 +59,7 @@ _reducers: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
 
 
 class _EndOfPass:
-    """Callback of torch at the end of a backward pass; torch drops it without a call when the pass fails."""
+    """Callback that torch calls at the end of a backward pass, and releases without a call when the pass fails."""
 
     __slots__ = ("__weakref__", "_reducer")
 
@@ -90,21 +90,23 @@ class GradientReducer:
         self._in_parts: list[GradientEntry] = []
         self._left = LeftGradients()
         self._announced: Announcement | None = None
-        self._open = 0  # number of gradients that were not sent, or were reopened after they were sent
+        # Number of gradients that were not sent, or were reopened after they were sent.
+        self._open = 0
         self._repeated = False  # whether a gradient was sent twice in this cycle
         self._touched = False
         self._unannounced = False
         self._agreed = False
         self._reduced = False  # whether anything was agreed upon in this cycle
         self._refused = False  # whether this rank alone may have ended a step with an error
-        self._known: Sequence[int] = b""  # how often each gradient was sent, by the last agreement; empty: none yet
+        # How often each gradient was sent, as of the last agreement; empty before the first agreement of a cycle.
+        self._known: Sequence[int] = b""
         self._holding = 0
         # The callback of the current backward pass; the reference is dead if the pass failed.
         self._end: weakref.ref[_EndOfPass] | None = None
         # Names of parameters that were added after the optimizer was wrapped.
         self._late: set[str] = set()
         self._me = weakref.ref(self)
-        self._exclusive = False  # whether `_check_exclusive` found no other reducer of these gradients
+        self._exclusive = False  # whether `_check_exclusive` found no other reducer
         _reducers.add(self)
         weakref.finalize(self, unwatch, self._entries)
 
@@ -307,7 +309,7 @@ class GradientReducer:
                     self._agreed = False
         if self._agreed:
             self.wait()
-        # A peer may still be in a backward pass: it completes the pending agreement before it announces more gradients.
+        # A peer may still be in a backward pass. It announces its other gradients after the pending agreement.
         while not self._agreed:
             self._bring_to_an_end()
         self._left.clear()
@@ -328,7 +330,8 @@ class GradientReducer:
             raise
 
     def _on_gradient(self, entry: GradientEntry, seen: tuple[Any, ...]) -> None:
-        if not entry.is_arriving:  # a hook of the script called step() or synchronize(), which sent this gradient
+        # A hook of the script may have called step() or synchronize(), which sent this gradient.
+        if not entry.is_arriving:
             return
         if self.step_skipped:  # without a zero_grad() of this optimizer since
             self.wait()
@@ -343,7 +346,7 @@ class GradientReducer:
         entry.passes_left -= 1
         if entry.passes_left == 0:
             self._ready(entry, seen)
-        elif entry.settled:  # this version of torch has no hook that runs before the gradient is added
+        elif entry.settled:  # this torch has no hook that runs before the addition
             raise AssertionError(EXTRA_BACKWARD)
         else:
             self._keep_apart(entry, seen)
@@ -511,8 +514,8 @@ class GradientReducer:
     def _agree(self) -> None:
         """Receive which gradients other ranks sent, and send zeros for those that this rank does not have.
 
-        Without this exchange, ranks that used a parameter would wait forever for ranks that did not use it. Sending
-        zeros without asking would replace the `None` of a parameter that no rank used.
+        Without this exchange, ranks that used a parameter would wait forever for ranks that did not use it. If every
+        rank sent zeros for its unused parameters, a parameter that no rank used could not keep `None`.
         """
         announced, self._announced = self._announced or self._announce(), None
         rows = self._presence.learn(announced)
@@ -550,7 +553,7 @@ class GradientReducer:
         return rows
 
     def _join_others(self, rows: Sequence[Sequence[int]]) -> None:
-        """Send the gradients that other ranks sent, or keep for incomplete groups, and this rank has not sent."""
+        """Send the gradients that this rank has not sent, but other ranks sent or queued for an incomplete group."""
         wanted = [max(both) for both in zip(rows[SENT], rows[WAITS_FOR_GROUP], strict=True)]
         # Rounds count from the last agreement. A rank that had all members of a group sent them together, no matter how
         # often each was sent before.
@@ -566,7 +569,8 @@ class GradientReducer:
         self, numbers: Sequence[int], wanted: Sequence[int], rows: Sequence[Sequence[int]]
     ) -> None:
         as_dense = self._options.sparse_as_dense
-        # Gradients to send now, by group: `sent` was sent by a rank that had all members; `unsent` waits on some rank.
+        # Gradients to send now, by group. Some rank had all members and sent those in `sent`; no rank has sent those in
+        # `unsent`.
         sent: dict[Group, list[GradientEntry]] = {}
         unsent: dict[Group, list[GradientEntry]] = {}
         for index, (entry, number) in enumerate(zip(self._entries, numbers, strict=True)):

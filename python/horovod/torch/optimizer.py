@@ -223,7 +223,7 @@ class _DistributedOptimizer(Wrapped):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the optimizer; their gradients are reduced like the others, outside any group.
 
-        Parameters that `named_parameters` named before they were added have those names.
+        If `named_parameters` included a parameter that is added later, the parameter has that name.
         """
         super().add_param_group(param_group)
         self._hvd_adopt_groups(self._hvd_given)
@@ -237,7 +237,7 @@ class _DistributedOptimizer(Wrapped):
         if self._hvd_reducer is not None:
             self._hvd_reducer.retrack(changes)
 
-    # ---- what others look at -----------------------------------------------------------------------------------
+    # ---- read by a GradScaler ----------------------------------------------------------------------------------
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
