@@ -168,9 +168,9 @@ class HorovodBasics:
         comm
             Processes that form the job. None: all processes that the launcher started. A list of the launcher's ranks:
             these processes, and the position in the list is the new rank. Under `horovodrun` only the list of all ranks
-            in order is accepted. A communicator of mpi4py: its processes, in its order; they exchange all addresses
-            through the communicator, so that no setting is needed. Other processes must not call `init` with the same
-            list or communicator.
+            in order is accepted. A communicator of mpi4py: its processes, in its order; they exchange addresses and the
+            key through the communicator, so that no setting is needed. Other processes must not call `init` with the
+            same list or communicator.
         process_sets
             Sets to register, the same list on every rank; or "dynamic", which allows `add_process_set` and
             `remove_process_set` later. `HOROVOD_DYNAMIC_PROCESS_SETS=1` allows them too.
@@ -372,7 +372,7 @@ class HorovodBasics:
         return figures
 
     def step(self) -> None:
-        """Mark the end of a training step; `steps` of `stats()` counts these calls.
+        """Mark the end of a training step; `steps` of `stats()` counts the marks.
 
         Raises
         ------

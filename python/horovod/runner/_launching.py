@@ -136,7 +136,7 @@ def _run_launcher(
     arrivals: _Arrivals,
 ) -> tuple[int, Events]:
     """Run the launcher until it ends; return its exit status and its events."""
-    # The launcher sees the end of this pipe when this process ends, also when it is killed.
+    # The launcher reads the end of this pipe when the calling process ends, also when that process is killed.
     parent_watch, kept_open = os.pipe()
     readable, writable = os.pipe()
     try:

@@ -79,8 +79,8 @@ def run(
     ------
     Exception
         The exception of the function on a rank, with `WorkerTraceback` as its cause and a note that names the rank.
-        Its class also derives from `RuntimeError` where Python allows that. If several ranks failed, exceptions that
-        only report the loss of another rank are raised last.
+        Its class also derives from `RuntimeError` where Python allows that. If several ranks failed, one exception is
+        raised, preferably one that does not only report the loss of another rank.
     RuntimeError
         The ranks could not be started; a rank ended without a result (it was killed, or called `sys.exit`); or a result
         or exception cannot be pickled.

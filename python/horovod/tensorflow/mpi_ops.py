@@ -55,7 +55,7 @@ __all__ = [
     "rank_op",
     "size_op",
 ]
-# `horovod.tensorflow.functions` and this module define these for TensorFlow, or TensorFlow does not have them.
+# Names of `api` that are not exported here: other functions replace them, or TensorFlow has no counterpart.
 _OTHERS = ("allgather_object", "barrier", "broadcast_object", "join", "poll")
 __all__ += [name for name in _api.__all__ if name not in _OTHERS]
 
