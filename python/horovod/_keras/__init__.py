@@ -1,4 +1,4 @@
-"""Common to `horovod.keras` and `horovod.tensorflow.keras`: for Keras 3 on all its backends, and for Keras 2."""
+"""Shared code of `horovod.keras` and `horovod.tensorflow.keras`, for Keras 3 on all backends, and for Keras 2."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _NO_GLOBALS = (
 
 
 def nccl_built(keras: Any) -> int:
-    """The result of the function in the backend's adapter: see there."""
+    """Return the result of `nccl_built` in the adapter of Keras's backend."""
     if is_keras3(keras) and keras3_backend() == "torch":
         return api.nccl_built()
     return host_memory.nccl_built()
 
 
 def broadcast_global_variables(keras: Any, root_rank: int) -> Any:
-    """Broadcast the global variables of a graph of TensorFlow 1 style; RuntimeError otherwise."""
+    """Broadcast the global variables of a graph of TensorFlow 1 style; raise RuntimeError without such a graph."""
     if is_keras3(keras) and keras3_backend() != "tensorflow":
         raise RuntimeError(_NO_GLOBALS.format(keras3_backend()))
     import horovod.tensorflow as hvd
@@ -59,25 +59,25 @@ def allreduce(
     op: int | str | None,
     compression: Any,
 ) -> Any:
-    """Combine a value of every rank; `op` supersedes `average`."""
-    # The older argument has a default in some packages, which is not worth its note.
+    """Combine a value of every rank and return the result; `op` overrides `average`."""
+    # `average=True` is the default in some packages, so it is not passed on: it would cause a deprecation warning.
     code = resolve_op(op, None if op is not None or average else average)
     reduction = Reduction(code, prescale_factor, postscale_factor)
     return _values.allreduce(value, name, reduction, compression, _tensor_maker(keras))
 
 
 def allgather(keras: Any, value: Any, name: str | None) -> Any:
-    """The values of all ranks one after the other."""
+    """Return the values of all ranks, concatenated along the first dimension."""
     return _values.allgather(value, name, _tensor_maker(keras))
 
 
 def broadcast(keras: Any, value: Any, root_rank: int, name: str | None) -> Any:
-    """The root's value on every rank."""
+    """Return the root's value on every rank."""
     return _values.broadcast(value, root_rank, name, _tensor_maker(keras))
 
 
 def reducescatter(keras: Any, value: Any, name: str | None, op: int | str = Average) -> Any:
-    """Combine the values of all ranks and give each its part of the rows."""
+    """Combine the values of all ranks and return this rank's part of the rows."""
     return _values.reducescatter(value, name, op, _tensor_maker(keras))
 
 

@@ -1,4 +1,4 @@
-"""Wrapping optimizers that their configuration does not tell: classes and learning-rate schedules of a script."""
+"""Wraps optimizers whose configuration may be incomplete: those with classes or learning-rate schedules of a script."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from weakref import WeakSet
 _OF_KERAS = ("keras", "tf_keras")
 
 _given: WeakSet[Any] = WeakSet()
-"""Optimizers that share what they hold with a distributed one."""
+"""Optimizers that share their attributes with a distributed one."""
 
 
 def is_set_by_config(optimizer: Any) -> bool:
-    """Whether an optimizer made from the configuration of this one is like it.
+    """Return whether the configuration of this optimizer is enough to make an equal one.
 
-    A class that is not Keras's own may take other arguments than those in the configuration, or hold more. A schedule
-    that is not Keras's own may have no configuration.
+    A class that is not Keras's own may need other arguments than those in the configuration, or have more state. A
+    schedule that is not Keras's own may have no configuration.
     """
     return all(
         kind.__module__.partition(".")[0] in _OF_KERAS
@@ -25,22 +25,22 @@ def is_set_by_config(optimizer: Any) -> bool:
 
 
 def _rates(optimizer: Any) -> Iterator[Any]:
-    """The objects that give the learning rate, and other numbers of legacy optimizers, where these are no numbers."""
+    """Yield the schedules of the learning rate, and of other hyperparameters of legacy optimizers."""
     own = vars(optimizer)
     for value in (own.get("_learning_rate"), *own.get("_hyper", {}).values()):
-        if callable(value) and not hasattr(value, "assign"):  # variables may be called, too
+        if callable(value) and not hasattr(value, "assign"):  # variables are callable too
             yield value
 
 
 def adopted(kind: Any, optimizer: Any) -> Any:
-    """An object of this subclass of the optimizer's class that shares all that the optimizer holds.
+    """Return an object of class `kind`, a subclass of the optimizer's class, that shares the optimizer's attributes.
 
-    No constructor runs. Steps and momentum go on; the given optimizer must not be used beside it.
+    No constructor runs. Steps and momentum continue. The given optimizer must not be used any more.
 
     Raises
     ------
     ValueError
-        The optimizer was given before: both results would count each other's steps.
+        The optimizer was passed before: both results would count each other's steps.
     """
     if optimizer in _given:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Optimizers' lists of variables, which scripts of different ages read or call."""
+"""A list of an optimizer's variables that scripts can use as a property or as a method."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 
 class CallableList(list[Any]):
-    """A list that may also be called, which gives the list: `optimizer.variables` and `optimizer.variables()`."""
+    """A list whose call returns the list, for `optimizer.variables` and `optimizer.variables()`."""
 
     def __call__(self) -> CallableList:
-        """The list itself."""
+        """Return the list itself."""
         return self

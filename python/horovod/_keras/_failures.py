@@ -1,4 +1,4 @@
-"""Failures of collective operations, found in the exceptions that frameworks make of them."""
+"""Recognises failures of collective operations in exceptions of frameworks."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from horovod.common.exceptions import (
     ReplicasDifferError,
 )
 
-# In front of the cause, where several operations have failed.
+# Text that precedes the cause if several operations have failed.
 _ROOTS = re.compile(r"\s*\d+ root error\(s\) found\.\s+\(0\) [A-Z_ ]+:\s*")
 _KINDS = (HorovodStalledError, ReplicasDifferError, HorovodInternalError)
 
 
 def as_horovod_error(error: BaseException) -> HorovodInternalError | ReplicasDifferError | None:
-    """The failure of a collective operation that an exception stands for; None if it has another cause.
+    """Return the failure of a collective operation that caused an exception; None if the cause is another one.
 
-    TensorFlow's exceptions name one of our operations; XLA's have our exception's name in front of its text. When a
-    jitted step fails, Keras on JAX cleans up with arrays that were given away to the step, which is an error of its
-    own: there the one before it counts.
+    TensorFlow's exceptions name one of our operations. XLA's exceptions contain the name of our exception before its
+    text. After a failed jitted step, Keras on JAX accesses arrays that were donated to the step, which raises another
+    exception; its context is then examined.
     """
     if isinstance(error, HorovodInternalError | ReplicasDifferError):
         return error
@@ -33,7 +33,7 @@ def as_horovod_error(error: BaseException) -> HorovodInternalError | ReplicasDif
     if type(error).__module__.startswith("tensorflow.") and "Horovod" in text:
         text = _cause_first(text)
         if type(error).__name__ == "DataLossError":
-            # TensorFlow says the same of a file that is damaged.
+            # TensorFlow uses this class also for damaged files.
             return ReplicasDifferError(text) if is_difference(text) else None
         return (HorovodStalledError if "wait for each other" in text else HorovodInternalError)(
             text
@@ -44,11 +44,11 @@ def as_horovod_error(error: BaseException) -> HorovodInternalError | ReplicasDif
 
 
 def _cause_first(text: str) -> str:
-    """The text of a failure in a graph, with the cause in front: TensorFlow puts dozens of lines of its own there."""
+    """Return the text of a failure in a graph with the cause first, before TensorFlow's dozens of lines."""
     if not text.startswith("Graph execution error"):
         return text
     head = text.partition("\n\t [[{{node")[0]
-    # Behind the last line of where the graph was built.
+    # The cause follows the last line of the stack at which the graph was built.
     behind = head.rpartition('\n  File "')[2].partition("\n")[2]
     cause = _ROOTS.sub("", behind, count=1).strip()
     return f"{cause}\n{text}" if cause else text

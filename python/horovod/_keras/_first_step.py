@@ -20,17 +20,17 @@ _ADVICE = "Give hvd.callbacks.BroadcastGlobalVariablesCallback({}) to fit."
 
 
 class KeepsVariables(Protocol):
-    """A callback that leaves some variables as they are on each rank."""
+    """A callback that does not broadcast some variables, whose values differ between ranks."""
 
     _local: dict[int, Any]
 
 
-# All callbacks that keep variables.
+# All callbacks with such variables.
 callbacks: weakref.WeakSet[KeepsVariables] = weakref.WeakSet()
 
 
 def report_first_steps(optimizer: Any) -> None:
-    """Watch `fit` of all models of the Keras generation that this optimizer belongs to."""
+    """Make `fit` report the weights of all models of the optimizer's Keras generation; further calls have no effect."""
     roots = (kind.__module__.partition(".")[0] for kind in type(optimizer).__mro__)
     modules: list[Any] = [sys.modules[root] for root in roots if root in ("keras", "tf_keras")]
     for model in (module.Model for module in modules[:1]):
@@ -55,9 +55,9 @@ def _watch(trainer: Any) -> None:
 
 def _reporting(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
     optimizer = model.optimizer
-    # One batch is over then, with several steps if there are `steps_per_execution`.
+    # The report follows one call, which has several steps with `steps_per_execution`.
     first = _replicas.FirstStep(type(optimizer)._hvd.process_set, after=1)
-    # The model holds the function.
+    # A weak reference, because the model references the function.
     reference = weakref.ref(model)
 
     def train_function(*given: Any) -> Any:
@@ -76,7 +76,7 @@ def _reporting(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def marks(step: Any) -> dict[str, Any]:
-    """The attributes of a training function that were set by this package."""
+    """Return the attributes that this package has set on a training function."""
     own = getattr(step, "__dict__", {})
     return {key: value for key, value in own.items() if key.startswith("_hvd_")}
 
@@ -86,9 +86,10 @@ def _report(model: Any, given: Sequence[Any]) -> None:
     kept = {key for callback in list(callbacks) for key in callback._local}
     variables = list(model.trainable_variables)
     values = variables
-    if len(given) == 2:  # on JAX the state, whose first part these are, and the data
+    # On JAX the arguments are the state, whose first part are the trainable values, and the data.
+    if len(given) == 2:
         values = list(given[0][0])
-    # Of a custom training function this is some other state.
+    # A custom training function may have another state.
     if [tuple(v.shape) for v in variables] != [tuple(value.shape) for value in values]:
         return
     named = [
@@ -103,7 +104,7 @@ def _report(model: Any, given: Sequence[Any]) -> None:
 
 
 def _is_local(optimizer: Any, variable: Any) -> bool:
-    """Whether a variable is one of those whose gradients stay on each rank."""
+    """Return whether the gradients of a variable are excluded from the reduction."""
     inner = getattr(optimizer, "inner_optimizer", None)
     if "_hvd_local" in vars(optimizer):  # of Keras 2
         local: set[Any] = vars(optimizer)["_hvd_local"]
@@ -118,7 +119,7 @@ def _type_of(tensor: Any) -> str:
 
 
 class _Readable:
-    """Variables of any generation and backend, and arrays of JAX."""
+    """Reads variables of any generation and backend, and arrays of JAX."""
 
     def shape_of(self, tensor: Any) -> _replicas.Shape:
         name = _type_of(tensor)

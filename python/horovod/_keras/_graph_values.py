@@ -1,4 +1,4 @@
-"""Values that are not known yet: tensors of a step that TensorFlow or JAX compiles, such as a model's `train_step`."""
+"""Finds the adapter for tensors without a value, which belong to a step that TensorFlow or JAX compiles."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _NO_VALUE = (
 
 
 def adapter_of(value: Any) -> Any:
-    """The adapter whose operations go into the step that is being compiled, if the value belongs to one; else None.
+    """Return the adapter whose operations are added to the compiled step of this value; None if the value is concrete.
 
     Raises
     ------
     TypeError
-        The value is of a model that is being built.
+        The value is a symbolic tensor of a model that is being built.
     """
     if type(value).__name__ == "KerasTensor":
         raise TypeError(_NO_VALUE.format(value))

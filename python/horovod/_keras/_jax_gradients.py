@@ -1,4 +1,4 @@
-"""Reducing the gradients of Keras 3 on JAX: inside the jitted training step, with `horovod.jax`."""
+"""Reduces the gradients of Keras 3 on JAX inside the jitted training step, with `horovod.jax`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from horovod._keras._jax_trainer import watch_results
 from horovod._keras._reduction import GradientReduction
 from horovod.jax import _names
 
-# Values of variables and of weights after a step, from those before it and the gradients.
+# Takes the optimizer's values, the gradients and the weights; returns the weights and the values after a step.
 Step = Callable[[list[Any], list[Any], list[Any]], tuple[Sequence[Any], Sequence[Any]]]
 
 
 class JaxGradients:
-    """One optimizer's gradients and their sums: variables of the optimizer, as a jitted step has no other state."""
+    """Reduces and sums one optimizer's gradients.
+
+    The sums are variables of the optimizer, because a jitted step has no other state.
+    """
 
     def __init__(self, reduction: GradientReduction) -> None:
         watch_results(sys.modules["keras"])
@@ -28,7 +31,7 @@ class JaxGradients:
         self._sums: dict[int, Any] = {}
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Reduce, as one operation for each group."""
+        """Return the gradients, reduced by one operation for each group; None stays None."""
         how = self._reduction
         result = list(gradients)
         if not how.is_active():
@@ -52,7 +55,7 @@ class JaxGradients:
         return result
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Make the variables for sums."""
+        """Make the optimizer's variables for the sums."""
         self._count = optimizer.add_variable(
             shape=(), initializer="zeros", dtype="int", name="horovod_passes"
         )
@@ -62,13 +65,13 @@ class JaxGradients:
         }
 
     def own_variables(self) -> list[Any]:
-        """The variables for sums."""
+        """Return the variables for the sums and their counter."""
         return [] if self._count is None else [self._count, *self._sums.values()]
 
     def aggregate(
         self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], update: Any
     ) -> None:
-        """Add up; at every n-th time reduce the sums and have the step made."""
+        """Add the gradients to the sums; every n-th call reduces the sums and calls `update`."""
         keras: Any = sys.modules["keras"]
         all_variables = list(optimizer.variables)
 
@@ -77,7 +80,7 @@ class JaxGradients:
             mapping += zip(variables, weights, strict=True)
             with keras.StatelessScope(state_mapping=mapping) as scope:
                 update(reduced)
-            # The scope does not know what was not assigned; the mapping is what it was then.
+            # For a variable that was not assigned, the scope returns the value in the mapping.
             return [scope.get_current_value(v) for v in variables], [
                 scope.get_current_value(v) for v in all_variables
             ]
@@ -98,7 +101,7 @@ class JaxGradients:
         weights: Sequence[Any],
         step: Step,
     ) -> tuple[list[Any], list[Any]]:
-        """The values of weights and variables after a batch."""
+        """Return the values of weights and variables after a batch; every n-th batch makes a step."""
         variables = optimizer._trainable_variables
         return self._at_every_nth(optimizer, values, gradients, weights, variables, step)
 
@@ -150,7 +153,7 @@ class JaxGradients:
         return result
 
     def agree(self, is_finite: Any) -> Any:
-        """Whether it is so on all ranks."""
+        """Return whether `is_finite` is true on all ranks."""
         how = self._reduction
         if not how.is_active():
             return is_finite
@@ -159,13 +162,13 @@ class JaxGradients:
         return hvd.allreduce(flag, op=hvd.Min, name=name, process_set=how.process_set) > 0
 
     def reset(self) -> None:
-        """Forget the sums."""
+        """Set the sums and their counter to zero."""
         for variable in self.own_variables():
             variable.assign(jnp.zeros(variable.shape, variable.dtype))
 
 
 def _like(values: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """Values of the very types of others: both branches of a condition must have the same."""
+    """Return values converted to the types of `others`: both branches of a condition must have the same types."""
     return [
         jax.lax.convert_element_type(value, jnp.result_type(other))
         for value, other in zip(values, others, strict=True)

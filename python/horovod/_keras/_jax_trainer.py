@@ -1,7 +1,7 @@
-"""Failures of a jitted training step, raised where it is called: Keras on JAX goes on without having looked at results.
+"""Raises failures of a jitted training step in the call of the step.
 
-JAX tells of a failure only to who looks at a result. Keras converts logs, and takes an exception there for a value that
-is no number; further steps on results that failed never end.
+JAX reports a failure only when a result is read, and Keras calls further steps before it reads results. Steps on failed
+results never end. When Keras converts logs, it treats an exception as a value that is not a number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MARK = "_hvd_looks_at_results"
 
 
 def watch_results(keras: Any) -> None:
-    """Have `fit` wait for each step of a model whose optimizer is distributed."""
+    """Make `fit` wait for each step of models with a distributed optimizer; further calls have no effect."""
     trainer: Any = next(kind for kind in keras.Model.__mro__ if "make_train_function" in vars(kind))
     if hasattr(trainer, _MARK):
         return
@@ -42,7 +42,7 @@ def _looking(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
             failure = as_horovod_error(error)
             if failure is None:
                 raise
-            # The step was given the arrays for good; who attached them now would get an error about that.
+            # The arrays were donated to the step. Attaching them to the model now would raise another error.
             model._jax_state = None
             raise failure from error
 

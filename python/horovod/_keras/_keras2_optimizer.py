@@ -1,4 +1,4 @@
-"""The class mixed into an optimizer of Keras 2 (`tf_keras`), which reduces gradients where they are computed."""
+"""Mixin for optimizers of Keras 2 (`tf_keras`): reduces gradients in the methods that compute them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from horovod.tensorflow.gradient_aggregation_eager import (
 class DistributedKeras2(SumsGradients):
     """Mixin for the class of a wrapped optimizer of Keras 2.
 
-    Gradients that a script computes by itself, and hands to `apply_gradients`, are not reduced: it has
-    `DistributedGradientTape` for that.
+    Gradients that a script computes and passes to `apply_gradients` are not reduced. Such scripts use
+    `DistributedGradientTape`.
     """
 
     _hvd: GradientReduction
@@ -36,9 +36,9 @@ class DistributedKeras2(SumsGradients):
         self._hvd_begin()
 
     def _hvd_begin(self) -> None:
-        """Set up what reduces gradients."""
+        """Set up the reduction of gradients."""
         how = self._hvd
-        # Not by plain assignment: TensorFlow would save them with the optimizer.
+        # Written to `__dict__`: TensorFlow would track assigned attributes and save them with the optimizer.
         own = self.__dict__
         own["_hvd_local"] = set()
         own["_hvd_allreduce"] = hvd._make_allreduce_grads_fn(
@@ -71,18 +71,18 @@ class DistributedKeras2(SumsGradients):
 
     @property
     def process_set(self) -> Any:
-        """The ranks that take part."""
+        """Return the process set whose ranks take part."""
         return self._hvd.process_set
 
     def register_local_var(self, var: Any) -> None:
-        """Keep the gradients of a variable on this rank."""
+        """Exclude the gradients of a variable from the reduction."""
         self.__dict__["_hvd_local"].add(key_of(var))
         helper = self.__dict__["_hvd_helper"]
         if helper is not None:
             helper.register_local_var(var)
 
     def _hvd_forget_gradients(self) -> None:
-        """Drop the sums; those of a graph are variables, which the elastic state clears in its session."""
+        """Clear the sums of eager execution; the elastic state clears those of a graph in its session."""
         helper = self.__dict__["_hvd_helper"]
         if isinstance(helper, LocalGradientAggregationHelperEager):
             helper.reset()
@@ -92,7 +92,7 @@ class DistributedKeras2(SumsGradients):
     def compute_gradients(
         self, loss: Any, var_list: Any, tape: Any = None
     ) -> list[tuple[Any, Any]]:
-        """As the wrapped class's (of new optimizers); reduced. Scripts may call it of legacy ones, too."""
+        """Return the reduced gradients. Only new optimizers define this method; for legacy ones it is an alias."""
         if not hasattr(super(), "compute_gradients"):
             return self._compute_gradients(loss, var_list, tape=tape)
         return self._hvd_reduced(super().compute_gradients(loss, var_list, tape=tape))  # type: ignore[misc]
@@ -100,7 +100,7 @@ class DistributedKeras2(SumsGradients):
     def _compute_gradients(
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
     ) -> list[tuple[Any, Any]]:
-        """As the wrapped class's (of legacy optimizers); reduced. Scripts may call it of new ones, too."""
+        """Return the reduced gradients. Only legacy optimizers define this method; for new ones it is an alias."""
         if not hasattr(super(), "_compute_gradients"):
             if grad_loss is not None:
                 raise TypeError(
@@ -112,12 +112,12 @@ class DistributedKeras2(SumsGradients):
         return self._hvd_reduced(computed)
 
     def get_gradients(self, loss: Any, params: Any) -> list[Any]:
-        """As the wrapped class's (in graphs of TensorFlow 1 style); reduced."""
+        """Return the reduced gradients in graphs of TensorFlow 1 style."""
         gradients: Sequence[Any] = super().get_gradients(loss, params)  # type: ignore[misc]
         return self._hvd_reduce(gradients, params)
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """As the wrapped class's; with several passes per step only at every n-th."""
+        """Apply the gradients with the wrapped class; with n passes per step, only in every n-th call."""
         helper = self.__dict__["_hvd_helper"]
         update = super().apply_gradients  # type: ignore[misc]
         if helper is None:
@@ -152,7 +152,10 @@ class DistributedKeras2(SumsGradients):
 def distributed_keras2(
     optimizer: Any, reduction: GradientReduction, dense: str, sparse: str
 ) -> Any:
-    """An optimizer like the one given, of a subclass of its class; of a loss-scaling one, around such a one."""
+    """Return an optimizer like the given one, of a subclass of its class.
+
+    For a loss-scaling optimizer, return one of the same class around a distributed inner optimizer.
+    """
     kind = type(optimizer)
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None and hasattr(optimizer, "dynamic_growth_steps"):

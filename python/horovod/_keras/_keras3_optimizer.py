@@ -1,4 +1,4 @@
-"""The classes mixed into an optimizer of Keras 3, which reduce gradients where all backends pass: in `apply`."""
+"""Mixins for optimizers of Keras 3: they reduce gradients in `apply`, which all backends call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from horovod._keras._generation import keras3_backend, require_training
 from horovod._keras._reduction import GradientReduction
 from horovod.common._gradient_sums import SumsGradients
 
-# Takes the gradients that count, and makes the step.
+# Takes the reduced gradients, and makes the step.
 Update = Callable[[list[Any]], None]
 
 
@@ -19,18 +19,18 @@ class GradientBackend(Protocol):
     """Reduces gradients with the framework on which Keras runs; one for each optimizer."""
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The gradients that all ranks have together; None stays None."""
+        """Return the gradients reduced over all ranks; None stays None."""
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Make what is needed for sums over several backward passes."""
+        """Make the variables for sums over several backward passes, if the backend needs any."""
 
     def own_variables(self) -> list[Any]:
-        """Variables of these sums that are among the optimizer's."""
+        """Return the variables for sums that are among the optimizer's variables."""
 
     def aggregate(
         self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], update: Update
     ) -> None:
-        """Add the gradients up; reduce the sums and call `update` at every n-th time."""
+        """Add the gradients to the sums; every n-th call reduces the sums and calls `update`."""
 
     def apply_without_state(
         self,
@@ -40,17 +40,17 @@ class GradientBackend(Protocol):
         weights: Sequence[Any],
         step: Callable[[list[Any], list[Any], list[Any]], Any],
     ) -> tuple[list[Any], list[Any]]:
-        """Values of weights and variables after sums over several passes, of which every n-th makes a step."""
+        """Add the gradients to the sums, make a step in every n-th call, and return values of weights and variables."""
 
     def agree(self, is_finite: Any) -> Any:
-        """Whether it is so on all ranks."""
+        """Return whether `is_finite` is true on all ranks."""
 
     def reset(self) -> None:
-        """Forget the sums."""
+        """Set the sums to zero."""
 
 
 def gradient_backend(reduction: GradientReduction) -> GradientBackend:
-    """The gradients' backend for the framework on which Keras runs."""
+    """Return a gradient backend for the framework on which Keras runs."""
     name = keras3_backend()
     require_training(name)
     if name == "torch":
@@ -79,23 +79,23 @@ class DistributedKeras3(SumsGradients):
         self._hvd_begin()
 
     def _hvd_begin(self) -> None:
-        """Set up what reduces gradients."""
+        """Set up the reduction of gradients."""
         if self._hvd.passes > 1 and getattr(self, "gradient_accumulation_steps", None):
             raise ValueError(
                 "backward_passes_per_step and the optimizer's own gradient_accumulation_steps add gradients up both; "
                 "use one of them. With backward_passes_per_step gradients travel only once per step."
             )
         self._hvd_gradients = gradient_backend(self._hvd)
-        if self.built and self._hvd.passes > 1:  # built before it was wrapped
+        if self.built and self._hvd.passes > 1:  # the optimizer was built before it was wrapped
             self._hvd_gradients.build(self, self._trainable_variables)  # type: ignore[attr-defined]
-            # Batches are counted from now on.
+            # From now on the variable counts batches instead of steps.
             self._iterations.assign(self._iterations * self._hvd.passes)  # type: ignore[attr-defined]
 
-    # ---- what scripts know -------------------------------------------------------------------------------------
+    # ---- interface for scripts ---------------------------------------------------------------------------------
 
     @property
     def process_set(self) -> Any:
-        """The ranks that take part."""
+        """Return the process set whose ranks take part."""
         return self._hvd.process_set
 
     @property
@@ -109,12 +109,12 @@ class DistributedKeras3(SumsGradients):
 
     @property
     def variables(self) -> CallableList:
-        """The optimizer's variables; older scripts call it."""
+        """Return the optimizer's variables in a list that older scripts can call."""
         return CallableList(super().variables)  # type: ignore[misc]
 
     @property
     def iterations(self) -> Any:
-        """The number of steps, which with several backward passes per step is less than that of batches."""
+        """Return the number of steps: the number of batches divided by the backward passes per step."""
         passes = self._hvd.passes
         batches = super().iterations  # type: ignore[misc]
         if passes == 1 or hasattr(self, "inner_optimizer"):
@@ -123,11 +123,11 @@ class DistributedKeras3(SumsGradients):
         return keras.ops.floor_divide(batches, passes)
 
     def register_local_var(self, var: Any) -> None:
-        """Keep the gradients of a variable on this rank."""
+        """Exclude the gradients of a variable from the reduction."""
         self._hvd.register_local(var)
 
     def _hvd_forget_gradients(self) -> None:
-        """Drop the sums over several passes."""
+        """Set the sums over several passes to zero."""
         self._hvd_gradients.reset()
 
     # ---- reduction ---------------------------------------------------------------------------------------------
@@ -159,9 +159,9 @@ class DistributedKeras3(SumsGradients):
         )
 
     def _hvd_step(self, grads: Sequence[Any], variables: Sequence[Any] | None) -> None:
-        """Make a step with gradients that are reduced, and count the batches that led to it."""
+        """Make a step with reduced gradients, and count its batches."""
         super().apply(grads, variables)  # type: ignore[misc]
-        # Of those of a loss-scaling optimizer the inner one counts, if there was no overflow.
+        # The inner optimizer of a loss-scaling one counts the batches, and only without an overflow.
         if self._hvd.passes > 1 and not hasattr(self, "inner_optimizer") and len(grads):
             self._iterations.assign_add(self._hvd.passes - 1)  # type: ignore[attr-defined]
 
@@ -184,7 +184,7 @@ class DistributedKeras3(SumsGradients):
             store[str(i)] = variable.numpy()
 
     def load_own_variables(self, store: Any) -> None:
-        """Take the wrapped optimizer's variables from a store."""
+        """Load the wrapped optimizer's variables from a store."""
         variables = self._hvd_saved()
         if len(store.keys()) != len(variables):
             super().load_own_variables(store)  # type: ignore[misc]
@@ -200,7 +200,7 @@ class DistributedKeras3(SumsGradients):
 class DistributedLossScale(DistributedKeras3):
     """Mixin for the class of a loss-scaling optimizer around a distributed one.
 
-    It looks for overflows after the reduction, so that a step is skipped on all ranks or on none.
+    It checks for overflows after the reduction, so that either all ranks skip a step or none does.
     """
 
     def __init__(self, inner_optimizer: Any, *args: Any, **kwargs: Any) -> None:
@@ -210,7 +210,7 @@ class DistributedLossScale(DistributedKeras3):
     def stateless_apply(
         self, optimizer_variables: Any, grads: Any, trainable_variables: Any
     ) -> Any:
-        """As the wrapped class's, with reduced gradients; it does not come by `apply`."""
+        """Reduce the gradients and call the wrapped class's `stateless_apply`, which does not call `apply`."""
         variables = self._trainable_variables  # type: ignore[attr-defined]
         if not self.built or len(variables) != len(grads):
             return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
@@ -223,15 +223,15 @@ class DistributedLossScale(DistributedKeras3):
         return super().stateless_apply(optimizer_variables, reduced, trainable_variables)  # type: ignore[misc]
 
     def check_finite(self, grads: Any) -> Any:
-        """Whether all gradients are finite, on every rank."""
+        """Return whether all gradients are finite on every rank."""
         is_finite = super().check_finite(grads)  # type: ignore[misc]
         return self._hvd_gradients.agree(is_finite) if self._hvd.local else is_finite
 
 
 def public_module(keras: Any, base: type) -> str:
-    """The module under whose name an optimizer's class is saved: the public one of Keras's own classes.
+    """Return the module under whose name an optimizer's class is saved; for Keras's own classes the public module.
 
-    On PyTorch Keras makes objects of a private subclass; what is saved here loads on every backend.
+    On PyTorch Keras makes objects of a private subclass. With the public name, a saved model loads on every backend.
     """
     for kind in base.__mro__:
         if getattr(keras.optimizers, kind.__name__, None) is kind:
@@ -240,7 +240,7 @@ def public_module(keras: Any, base: type) -> str:
 
 
 def distributed_class(mixin: type, base: type, reduction: GradientReduction) -> type:
-    """A subclass of an optimizer's class that is saved under the name of that class."""
+    """Return a subclass of an optimizer's class that is saved under the name of that class."""
     keras: Any = sys.modules["keras"]
     attributes = {
         "_hvd": reduction,
@@ -253,18 +253,18 @@ def distributed_class(mixin: type, base: type, reduction: GradientReduction) -> 
 
 
 def _register_like(keras: Any, made: type, base: type) -> None:
-    """Have a class be saved under the name under which its base was registered by its author, if it was."""
+    """Register a class under the name of its base, if the base is registered with Keras."""
     name = keras.saving.get_registered_name(base)
     if name == base.__name__:
         return
     owner = keras.saving.get_registered_object(name)
     keras.saving.register_keras_serializable(*name.split(">", 1))(made)
-    # Loading the model gives the plain class.
+    # Loading a model must return the plain class, so the name refers to the base again.
     keras.saving.get_custom_objects()[name] = owner
 
 
 def wrap_loss_scaling(keras: Any) -> None:
-    """Have a `LossScaleOptimizer` made around a distributed optimizer, as `compile` does, be distributed itself."""
+    """Make every new `LossScaleOptimizer` around a distributed optimizer distributed, such as those of `compile`."""
     kind: Any = keras.optimizers.LossScaleOptimizer
     if getattr(kind, "_hvd_wraps", False):
         return

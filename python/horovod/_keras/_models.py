@@ -1,4 +1,4 @@
-"""Loading a saved model with its optimizer wrapped."""
+"""Loads a saved model and wraps its optimizer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def load_model(
     compression: Any,
     legacy_opts: bool,
 ) -> Any:
-    """Load a model, then put a distributed optimizer with the same state in the place of its optimizer.
+    """Load a model, replace its optimizer by a distributed one with the same state, and return the model.
 
-    So it does not matter under which name the optimizer was saved, nor in which format.
+    The name and the format in which the optimizer was saved have no influence.
     """
     if legacy_opts and is_keras3(keras):
         raise ValueError(
@@ -34,7 +34,7 @@ def load_model(
     optimizer = model.optimizer
     if optimizer is not None:
         values = [_variables.value_of(v) for v in _variables.variables_of(optimizer)]
-        # Keras 3 restores of an optimizer in HDF5 only what does not belong to a weight.
+        # From HDF5, Keras 3 restores only the optimizer's variables that do not belong to a weight.
         if str(filepath).endswith((".h5", ".hdf5")) and is_keras3(keras):
             values = _optimizer_in_hdf5(filepath) or values
         model.optimizer = _distributed(keras, optimizer, model, compression, values)
@@ -42,14 +42,14 @@ def load_model(
 
 
 def _optimizer_in_hdf5(filepath: Any) -> list[Any]:
-    """The values of an optimizer's variables in a file of a model; none if it was saved without."""
+    """Return the values of the optimizer's variables in a model's file; an empty list if the file has none."""
     import h5py  # type: ignore[import-untyped]
 
     with h5py.File(filepath, "r") as file:
         group = file.get("optimizer_weights")
         if group is None:
             return []
-        # A long list of names is spread over several attributes, which are numbered.
+        # A long list of names is split into several numbered attributes.
         parts = [key for key in group.attrs if key.startswith("weight_names")]
         parts.sort(key=lambda key: int(key.removeprefix("weight_names") or 0))
         names = [name for part in parts for name in group.attrs[part]]

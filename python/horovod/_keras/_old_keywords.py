@@ -1,4 +1,4 @@
-"""Keywords of classic scripts that Keras 3 refuses, accepted with one note each."""
+"""Makes Keras 3 accept keywords of older scripts, with one warning each."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MARK = "_hvd_takes_old_keywords"
 
 
 def accept_old_keywords(keras: Any) -> None:
-    """Have `compile` take `experimental_run_tf_function`, and optimizers `lr`, in Keras 3; Keras 2 takes both.
+    """Make `compile` accept `experimental_run_tf_function`, and optimizers `lr`, in Keras 3; Keras 2 accepts both.
 
-    The first had to be given for the original Horovod's sake, and is without effect.
+    The original Horovod required `experimental_run_tf_function`. The keyword has no effect.
     """
     if not is_keras3(keras) or getattr(keras.Model, _MARK, False):
         return
@@ -26,7 +26,7 @@ def accept_old_keywords(keras: Any) -> None:
 
 
 def _accept_in_compile(model: Any) -> None:
-    # In the class that defines it: models whose own class does are not compiled when they are loaded.
+    # The class that defines `compile` is patched: Keras does not compile a loaded model whose own class defines it.
     owner: Any = next(kind for kind in model.__mro__ if "compile" in vars(kind))
     compile_model = owner.compile
 
@@ -77,7 +77,7 @@ def _note_lr() -> None:
 
 
 def _of_script() -> int:
-    """The stacklevel, for the function that calls this, of the script's line: Keras's own classes call each other."""
+    """Return the stacklevel of the script's line for a warning in the calling function, past all frames of Keras."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and _is_of_library(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back

@@ -1,4 +1,4 @@
-"""`create_distributed_optimizer`: a subclass made at run time of whatever class an optimizer has."""
+"""`create_distributed_optimizer`: makes a distributed optimizer, whose class derives from the optimizer's own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from horovod._keras._reduction import DEFAULT_NAME, GradientReduction, check_opt
 from horovod.common._ops import Average, resolve_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 
-# Set by calls, not by arguments, so that an optimizer's configuration does not have them.
+# Attributes that methods set, not constructor arguments. An optimizer's configuration does not contain them.
 _SET_BY_CALLS = (
     "_exclude_from_weight_decay",
     "_exclude_from_weight_decay_pattern",
@@ -45,26 +45,30 @@ def create_distributed_optimizer(
     *,
     warn_of_steps: bool = True,
 ) -> Any:
-    """An optimizer like the one given that reduces gradients over the ranks before each step.
+    """Return an optimizer like the given one that reduces gradients over the ranks before each step.
 
-    Its class has the same name as the given one's, and derives from it; models saved with it name the original class.
-    One of Keras itself is made from the configuration: what the given one has done so far (number of steps, momentum)
-    is not taken over, and a warning says so if there is any. One whose class or schedule is not Keras's own need not be
-    told by its configuration: the result shares all that the given one holds.
+    The new class derives from the given optimizer's class and has the same name. Models saved with the new optimizer
+    name the original class.
+
+    If the class and the learning-rate schedule are Keras's own, the new optimizer is made from the configuration. Steps
+    and momentum of the given optimizer are then not copied, and a warning is issued if it has made steps. Otherwise the
+    configuration may be incomplete, and the new optimizer shares all attributes of the given one.
 
     Parameters
     ----------
     keras
-        The Keras that the caller stands for; which generation the optimizer is of is told by its class.
+        Accepted, without effect: the optimizer's class determines the generation of Keras.
     device_dense, device_sparse
         Accepted, without effect with Keras 3.
+    warn_of_steps
+        Whether to warn if the optimizer has made steps that the new one does not copy.
 
     Raises
     ------
     TypeError
-        No optimizer of Keras.
+        `optimizer` is not an optimizer of Keras.
     ValueError
-        An argument that cannot be, or the optimizer is distributed already, or the backend cannot train.
+        An argument is invalid, the optimizer is distributed already, or the backend cannot train.
     """
     del keras
     op = resolve_op(op, None)
@@ -77,7 +81,8 @@ def create_distributed_optimizer(
     if hasattr(kind, "_hvd"):
         raise ValueError("The optimizer is distributed already; gradients would be reduced twice.")
     reduction = GradientReduction(
-        # Without the class: one rank may wrap a loss-scaling optimizer, and another rank the optimizer inside it.
+        # The default name does not contain the class: one rank may wrap a loss-scaling optimizer, and another rank the
+        # optimizer inside it.
         name=name or DEFAULT_NAME,
         compression=compression,
         op=op,
@@ -106,12 +111,12 @@ def create_distributed_optimizer(
 
 
 def register_local_layers(optimizer: Any, local_layers: Any) -> None:
-    """Keep the gradients of these layers on each rank.
+    """Exclude these layers from the reduction: each rank applies its own gradients to them.
 
     Raises
     ------
     ValueError
-        Something else than a layer of Keras, or than a collection of them.
+        `local_layers` is neither a Keras layer nor a collection of Keras layers.
     """
     if _is_layer(local_layers):
         local_layers = [local_layers]
@@ -124,7 +129,7 @@ def register_local_layers(optimizer: Any, local_layers: Any) -> None:
 
 
 def _is_layer(candidate: Any) -> bool:
-    """Whether it is a layer, of either generation."""
+    """Return whether this is a Keras layer, of either generation."""
     return hasattr(candidate, "trainable_weights") and hasattr(candidate, "call")
 
 
@@ -152,5 +157,5 @@ def _has_stepped(optimizer: Any) -> bool:
         return False
     try:
         return int(iterations.numpy()) > 0
-    except (NotImplementedError, TypeError):  # a variable of a graph has no value to look at
+    except (NotImplementedError, TypeError):  # a variable of a graph has no value to read
         return False

@@ -1,4 +1,4 @@
-"""A distributed optimizer's options for reducing gradients, free of any framework's types."""
+"""A distributed optimizer's options for the reduction of gradients, without types of a framework."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from horovod.common._reduction import Reduction
 from horovod.common.process_sets import ProcessSet
 from horovod.common.util import split_list
 
-# The name of an optimizer's operations if the script gave none.
+# Default name of an optimizer's operations.
 DEFAULT_NAME: Final = "DistributedOptimizer"
 
 _GROUPS = "groups should be a non-negative integer or a list of list of tf.Variable."
@@ -20,10 +20,10 @@ _GROUPS = "groups should be a non-negative integer or a list of list of tf.Varia
 
 @dataclass(slots=True)
 class GradientReduction:
-    """How the gradients of one optimizer travel; alike on every rank."""
+    """Options by which the gradients of one optimizer are reduced, equal on every rank."""
 
     name: str
-    """Pairs operations across ranks."""
+    """Name that pairs operations across ranks."""
     compression: Any
     op: int
     gradient_predivide_factor: float
@@ -35,33 +35,33 @@ class GradientReduction:
     process_set: ProcessSet
     scale_local_gradients: bool
     local: set[int] = field(default_factory=set)
-    """Identities of variables whose gradients stay here."""
+    """Identities of variables whose gradients are not reduced."""
     _places: dict[int, int] | None = None
-    """Number of the listed group by identity of a variable."""
+    """Number of a variable's group in `groups`, by the variable's identity."""
 
     def reduction(self) -> Reduction:
-        """How the gradients are combined."""
+        """Return the operator, factors and process set of the reduction."""
         return Reduction.of_gradients(self.op, self.gradient_predivide_factor, self.process_set)
 
     def is_active(self) -> bool:
-        """Whether this rank has anybody to exchange gradients with, now or after an elastic reset."""
+        """Return whether this rank exchanges gradients with other ranks, now or after an elastic reset."""
         return _optimizer_settings.active(self.process_set)
 
     def register_local(self, variable: Any) -> None:
-        """Keep the gradients of a variable on this rank."""
+        """Exclude the gradients of a variable from the reduction."""
         self.local.add(id(variable))
-        # With TensorFlow a gradient may come for the framework's variable inside of Keras's. In a scope of mixed
-        # precision the public `value` is a cast copy of that variable.
+        # On TensorFlow a gradient may belong to the `tf.Variable` inside of Keras's variable. In a scope of mixed
+        # precision the public `value` is a cast copy of the `tf.Variable`.
         inner = getattr(variable, "_value", getattr(variable, "value", None))
         if hasattr(inner, "assign"):
             self.local.add(id(inner))
 
     def is_local(self, variable: Any) -> bool:
-        """Whether the gradients of a variable stay here."""
+        """Return whether the gradients of a variable are excluded from the reduction."""
         return bool(self.local) and id(variable) in self.local
 
     def batches(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[list[int]]:
-        """Positions of the gradients that travel, by the operation in which they do: all in one unless told."""
+        """Return the positions of the reduced gradients of each operation; without `groups` one operation has all."""
         sent = [
             i
             for i, gradient in enumerate(gradients)
@@ -80,9 +80,9 @@ class GradientReduction:
 
 
 def checked_groups(groups: Any) -> int | list[list[Any]] | None:
-    """The groups that were asked for; ValueError if they are none.
+    """Return the groups unchanged; raise ValueError if they are invalid.
 
-    Variables are told apart by identity: their names repeat from layer to layer.
+    Variables are compared by identity, because variables of different layers have the same names.
     """
     if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups > 0):
         return groups
@@ -100,7 +100,7 @@ def checked_groups(groups: Any) -> int | list[list[Any]] | None:
 
 
 def check_options(op: int, gradient_predivide_factor: float, backward_passes_per_step: int) -> None:
-    """Raise ValueError unless an optimizer can be told these."""
+    """Raise ValueError unless optimizers support these options."""
     if op not in (Average, Sum):
         raise ValueError("op currently only supports Average and Sum")
     if gradient_predivide_factor != 1.0 and op != Average:

@@ -1,4 +1,4 @@
-"""Reducing the gradients of Keras 3 on TensorFlow: in `tf.function`, compiled or not, or eagerly."""
+"""Reduces the gradients of Keras 3 on TensorFlow: in `tf.function`, compiled or not, and in eager execution."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_STATELESS = "Keras on TensorFlow keeps its state in variables: use apply."
 
 
 class TensorFlowGradients:
-    """One optimizer's gradients and their sums."""
+    """Reduces and sums one optimizer's gradients."""
 
     def __init__(self, reduction: GradientReduction) -> None:
         self._reduction = reduction
@@ -35,7 +35,7 @@ class TensorFlowGradients:
         self._count: Any = None
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Reduce; slices stay slices unless they shall become dense."""
+        """Return the reduced gradients; slices stay slices unless `sparse_as_dense` is set."""
         how = self._reduction
         result = list(gradients)
         shared = [i for i, variable in enumerate(variables) if not how.is_local(variable)]
@@ -49,7 +49,7 @@ class TensorFlowGradients:
         return result
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Make the variables for sums; they are not the optimizer's."""
+        """Make the variables for the sums; they are not among the optimizer's variables."""
         with tf.init_scope():
             self._count = tf.Variable(0, dtype=tf.int32, trainable=False)
             self._sums = {
@@ -58,13 +58,13 @@ class TensorFlowGradients:
             }
 
     def own_variables(self) -> list[Any]:
-        """None: the sums are kept apart."""
+        """Return an empty list: the variables for sums are not among the optimizer's variables."""
         return []
 
     def aggregate(
         self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], update: Any
     ) -> None:
-        """Add up; at every n-th time reduce the sums and have the step made."""
+        """Add the gradients to the sums; every n-th call reduces the sums and calls `update`."""
         how = self._reduction
         there = [i for i, gradient in enumerate(gradients) if gradient is not None]
         sums = {i: self._sums[id(variables[i])] for i in there}
@@ -86,11 +86,11 @@ class TensorFlowGradients:
         tf.cond(tf.equal(self._count, how.passes), step, lambda: tf.constant(False))
 
     def apply_without_state(self, *_: Any) -> Any:
-        """Not with this backend."""
+        """Raise NotImplementedError: this backend has no stateless steps."""
         raise NotImplementedError(_NOT_STATELESS)
 
     def agree(self, is_finite: Any) -> Any:
-        """Whether it is so on all ranks."""
+        """Return whether `is_finite` is true on all ranks."""
         how = self._reduction
         if not how.is_active():
             return is_finite
@@ -101,7 +101,7 @@ class TensorFlowGradients:
         return everyone > 0
 
     def reset(self) -> None:
-        """Forget the sums."""
+        """Set the sums and their counter to zero."""
         if self._count is None:
             return
         self._count.assign(0)

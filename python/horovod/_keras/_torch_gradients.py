@@ -1,4 +1,4 @@
-"""Reducing the gradients of Keras 3 on PyTorch: plain tensors, with `horovod.torch`."""
+"""Reduces the gradients of Keras 3 on PyTorch, which are plain tensors, with `horovod.torch`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_STATELESS = "The PyTorch backend keeps its state in variables: use apply."
 
 
 class TorchGradients:
-    """One optimizer's gradients and their sums."""
+    """Reduces and sums one optimizer's gradients."""
 
     def __init__(self, reduction: GradientReduction) -> None:
         self._reduction = reduction
@@ -25,7 +25,7 @@ class TorchGradients:
 
     @torch.no_grad()  # type: ignore[untyped-decorator,unused-ignore]
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Reduce; a `.grad` is changed in place if nothing else owns its memory, as by `horovod.torch`."""
+        """Return the reduced gradients; a `.grad` whose memory has no other owner is reduced in place."""
         how = self._reduction
         result = list(gradients)
         if not how.is_active():
@@ -57,17 +57,17 @@ class TorchGradients:
         return result
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Nothing: sums are made when there are some."""
+        """Do nothing: `aggregate` makes the sums."""
 
     def own_variables(self) -> list[Any]:
-        """None: sums are no variables here."""
+        """Return an empty list: the sums are tensors, not variables."""
         return []
 
     @torch.no_grad()  # type: ignore[untyped-decorator,unused-ignore]
     def aggregate(
         self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], update: Any
     ) -> None:
-        """Add up; at every n-th time reduce the sums and have the step made."""
+        """Add the gradients to the sums; every n-th call reduces the sums and calls `update`."""
         how, sums = self._reduction, self._sums
         for gradient, variable in zip(gradients, variables, strict=True):
             if gradient is None:
@@ -87,11 +87,11 @@ class TorchGradients:
         update(reduced)
 
     def apply_without_state(self, *_: Any) -> Any:
-        """Not with this backend."""
+        """Raise NotImplementedError: this backend has no stateless steps."""
         raise NotImplementedError(_NOT_STATELESS)
 
     def agree(self, is_finite: Any) -> Any:
-        """Whether it is so on all ranks."""
+        """Return whether `is_finite` is true on all ranks."""
         how = self._reduction
         if not how.is_active():
             return is_finite
@@ -100,7 +100,7 @@ class TorchGradients:
         return bool(hvd.allreduce(flag, op=hvd.Min, name=name, process_set=how.process_set))
 
     def reset(self) -> None:
-        """Forget the sums."""
+        """Delete the sums and set their counter to zero."""
         self._sums.clear()
         self._count = 0
 

@@ -1,6 +1,6 @@
-"""Collective operations on single values, for scripts: arrays, numbers and tensors of the backend.
+"""Collective operations on single values of scripts: arrays, numbers and tensors of the backend.
 
-A tensor of a step that is being compiled goes through the backend's own adapter, as a part of that step.
+For a tensor of a compiled step, the backend's adapter adds the operation to the step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from horovod.common import _narrowing
 from horovod.common._ops import Average, resolve_op
 from horovod.common._reduction import Reduction
 
-# Makes a tensor of the caller's Keras of an array.
+# Converts an array to a tensor of the caller's Keras.
 ToTensor = Callable[[Any], Any]
 
 
@@ -28,7 +28,7 @@ def allreduce(
     compression: Any,
     to_tensor: ToTensor,
 ) -> Any:
-    """Combine a value of every rank."""
+    """Combine a value of every rank and return the result."""
     options = reduction._asdict()
     adapter = adapter_of(value)
     if adapter is not None:
@@ -38,7 +38,7 @@ def allreduce(
     if _is_integer(value):
         # Keras would convert the value to 32 bits, and the result may need more.
         total = hvd.allreduce(np.asarray(value), name=name, **options)
-        # Keras gives Python's numbers its own type, but not all backends look whether those of a list fit.
+        # Keras chooses a type for Python's numbers, but not all backends check whether the numbers of a list fit.
         is_plain = isinstance(value, int) or (
             isinstance(value, list | tuple) and np.abs(total).max() < 2**31
         )
@@ -50,7 +50,7 @@ def allreduce(
 
 
 def _is_integer(value: Any) -> bool:
-    """Whether the value is an integer, a list of integers, or an array of NumPy of them; not of tensors."""
+    """Return whether the value is an integer, a NumPy array of integers, or a list of these; not a tensor."""
     if isinstance(value, np.ndarray | np.generic):
         return value.dtype.kind in "iu"
     if isinstance(value, list | tuple):
@@ -59,7 +59,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_list_of_numbers(value: Any) -> bool:
-    """Whether a list, or lists in it, have only numbers and arrays of NumPy; not tensors."""
+    """Return whether the value is a list, maybe nested, that contains only numbers and NumPy arrays, no tensors."""
 
     def is_number(entry: Any) -> bool:
         return isinstance(entry, int | float | complex | np.generic | np.ndarray)
@@ -70,12 +70,12 @@ def _is_list_of_numbers(value: Any) -> bool:
 
 
 def _exactly(array: Any, to_tensor: ToTensor, given: Any) -> Any:
-    """Return the tensor that Keras makes of `given`, checked to have the values of `array`.
+    """Convert `given` to a tensor of Keras, check that it has the values of `array`, and return it.
 
     Raises
     ------
     OverflowError
-        The backend has no type for the values.
+        The backend has no type that can represent the values.
     """
     tensor = to_tensor(given)
     if isinstance(array, np.ndarray | np.generic | float | complex):
@@ -89,7 +89,7 @@ def _exactly(array: Any, to_tensor: ToTensor, given: Any) -> Any:
 
 
 def allgather(value: Any, name: str | None, to_tensor: ToTensor) -> Any:
-    """The values of all ranks one after the other along dimension 0, which may differ between ranks."""
+    """Return the values of all ranks, concatenated along dimension 0, whose size may differ between ranks."""
     adapter = adapter_of(value)
     if adapter is not None:
         return adapter.allgather(framework_value(value), name=name)
@@ -98,7 +98,7 @@ def allgather(value: Any, name: str | None, to_tensor: ToTensor) -> Any:
 
 
 def broadcast(value: Any, root_rank: int, name: str | None, to_tensor: ToTensor) -> Any:
-    """The root's value on every rank."""
+    """Return the root's value on every rank."""
     adapter = adapter_of(value)
     if adapter is not None:
         return adapter.broadcast(framework_value(value), root_rank, name=name)
@@ -107,7 +107,7 @@ def broadcast(value: Any, root_rank: int, name: str | None, to_tensor: ToTensor)
 
 
 def reducescatter(value: Any, name: str | None, op: int | str, to_tensor: ToTensor) -> Any:
-    """Combine the values of all ranks and give each its part of the rows."""
+    """Combine the values of all ranks and return this rank's part of the rows."""
     adapter = adapter_of(value)
     if adapter is not None:
         return adapter.reducescatter(framework_value(value), name=name, op=resolve_op(op, None))

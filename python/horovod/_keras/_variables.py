@@ -1,4 +1,4 @@
-"""Values of Keras variables, of any generation and backend, as NumPy arrays: read, assigned, broadcast."""
+"""Reads, assigns and broadcasts values of Keras variables of any generation and backend as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """The variables of an optimizer of any generation: a property there, a method here."""
+    """Return the variables of an optimizer of any generation: `variables` is a property or a method."""
     variables = optimizer.variables
     return list(variables() if callable(variables) else variables)
 
 
 def attach_state(model: Any) -> None:
-    """Have a model's variables hold its state: during `fit`, Keras on JAX keeps it elsewhere."""
+    """Write a model's state to its variables: during `fit`, Keras on JAX stores it outside of them."""
     sync = getattr(model, "jax_state_sync", None)
     if sync is not None:
         sync()
 
 
 def value_of(variable: Any) -> np.ndarray[Any, Any]:
-    """A copy of a variable's value in host memory."""
+    """Return a copy of a variable's value in host memory."""
     return to_numpy(variable)
 
 
 def to_numpy(value: Any) -> np.ndarray[Any, Any]:
-    """A copy of a variable, tensor, number or array in host memory."""
+    """Return a copy of a variable, tensor, number or array in host memory."""
     value = framework_value(value)
     if not hasattr(value, "detach"):
         return np.array(value.numpy() if hasattr(value, "numpy") else value)
@@ -45,7 +45,7 @@ def to_numpy(value: Any) -> np.ndarray[Any, Any]:
 
 
 def flat(value: Any) -> Any:
-    """The elements of a variable, tensor or array in one dimension, where they are."""
+    """Return the elements of a variable, tensor or array in one dimension, on the same device."""
     inner = framework_value(value)
     if type(inner).__module__.startswith("tensorflow."):
         return sys.modules["tensorflow"].reshape(inner, [-1])
@@ -53,19 +53,19 @@ def flat(value: Any) -> Any:
 
 
 def framework_value(value: Any) -> Any:
-    """The framework's tensor or variable inside of a variable of Keras 3; anything else as it is."""
+    """Return the framework's tensor or variable inside of a variable of Keras 3; return any other value unchanged."""
     inner = getattr(value, "value", None)
-    # Of TensorFlow's variables it is a method.
+    # `value` of a `tf.Variable` is a method.
     return value if inner is None or callable(inner) else inner
 
 
 def name_of(variable: Any) -> str:
-    """How a message calls a variable."""
+    """Return the name of a variable for messages."""
     return str(getattr(variable, "path", None) or getattr(variable, "name", variable))
 
 
 def assign(variable: Any, value: np.ndarray[Any, Any]) -> None:
-    """Give a variable a copy of this value: a backend may use the memory that it is given."""
+    """Assign a copy of the value to a variable: a backend may use the assigned memory itself."""
     target = getattr(variable, "value", None)
     if hasattr(target, "detach") and value.dtype.name == "bfloat16":
         value = value.astype(np.float32)
@@ -78,9 +78,10 @@ def broadcast(
     prefix: str,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Give variables the root's values, on every rank; ranks have them in the same order.
+    """Assign the root's values to the variables of every rank.
 
-    They are paired by their places: names are counted up by Keras, and may differ between ranks.
+    Variables are paired by their positions, which must be the same on all ranks. Keras numbers the names, which may
+    therefore differ between ranks.
 
     Raises
     ------
@@ -93,7 +94,7 @@ def broadcast(
         hvd.broadcast_async(array, root_rank, f"{prefix}.{i}of{len(listed)}", process_set)
         for i, array in enumerate(arrays)
     ]
-    # All are waited for, also after a failure: none may still use memory that is gone.
+    # All handles are waited for, also after a failure: no operation may still use memory that is released here.
     results: list[Any] = []
     failure: HorovodInternalError | None = None
     for variable, handle in zip(listed, handles, strict=True):

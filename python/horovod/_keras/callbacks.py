@@ -1,6 +1,6 @@
-"""Callbacks of `fit`, for both generations of Keras: mixed into the `Callback` class of the one a package stands for.
+"""Callbacks of `fit` for both generations of Keras: mixins for the `Callback` class of either generation.
 
-They read and assign variables between batches, so they need nothing of the backend.
+The callbacks read and assign variables between batches, and therefore do not depend on the backend.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _NO_STEPS = (
 
 
 class CallbackImpl:
-    """Base class of the callbacks here."""
+    """Base class of the callbacks in this module."""
 
     model: Any
     params: Any
-    # Whether it does something at single batches; Keras 2 asks so before each.
+    # Whether the callback has methods for single batches; Keras 2 queries this.
     _at_batches = False
 
-    # Both generations' `fit` take an object of the other's class, if it has these.
+    # With these methods, `fit` of either generation accepts an object of the other generation's class.
     def _implements_train_batch_hooks(self) -> bool:
         return self._at_batches
 
@@ -40,21 +40,21 @@ class CallbackImpl:
 
 
 class BroadcastGlobalVariablesCallbackImpl(CallbackImpl):
-    """Gives all ranks the root's weights and optimizer state after the first batch, when all variables exist.
+    """Broadcasts the root's weights and optimizer state after the first batch, when all variables exist.
 
     Parameters
     ----------
     root_rank
         Global rank whose values are used.
     device
-        Accepted for older scripts.
+        Accepted for older scripts, without effect.
     local_variables
-        Variables of the model that each rank keeps.
+        Variables of the model that are not broadcast.
 
     Raises
     ------
     ValueError
-        A local variable is none.
+        An element of `local_variables` is not a variable.
     """
 
     _at_batches = True
@@ -75,16 +75,16 @@ class BroadcastGlobalVariablesCallbackImpl(CallbackImpl):
             self.register_local_var(variable)
 
     def register_local_var(self, var: Any) -> None:
-        """Leave a variable of the model as it is on each rank."""
+        """Exclude a variable of the model from the broadcast."""
         if not (hasattr(var, "assign") and hasattr(var, "shape")):
             raise ValueError("All local variables must be of tf.Variable type.")
         self._local[id(var)] = var
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        """After the first batch: broadcast."""
+        """Broadcast after the first batch."""
         if self.broadcast_done:
             return
-        # Weights, not all variables: each rank keeps its random numbers (its dropout) and its metrics.
+        # Only weights are broadcast: states of random generators (dropout) and metrics differ between ranks.
         weights = [v for v in self.model.weights if id(v) not in self._local]
         _variables.broadcast(weights, self.root_rank, "keras.model")
         optimizer = self.model.optimizer
@@ -98,8 +98,8 @@ class BroadcastGlobalVariablesCallbackImpl(CallbackImpl):
 class MetricAverageCallbackImpl(CallbackImpl):
     """Averages the metrics over the ranks at the end of each epoch.
 
-    Put it before callbacks that read metrics, such as `ReduceLROnPlateau`, `EarlyStopping` and `TensorBoard`. All ranks
-    need the same metrics.
+    Put this callback before callbacks that read metrics, such as `ReduceLROnPlateau`, `EarlyStopping` and
+    `TensorBoard`. All ranks need the same metrics.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -107,7 +107,7 @@ class MetricAverageCallbackImpl(CallbackImpl):
         self.device = device
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Put the averages into `logs`, where callbacks that come later find them."""
+        """Write the averages to `logs`, which later callbacks read."""
         if logs is None:
             logs = {}
         mine = {key: _variables.to_numpy(logs[key]) for key in sorted(logs)}
@@ -125,7 +125,7 @@ class MetricAverageCallbackImpl(CallbackImpl):
 
 
 class LearningRateScheduleCallbackImpl(CallbackImpl):
-    """Sets the learning rate to `initial_lr` times what `multiplier` gives for the epoch.
+    """Sets the learning rate to the product of `initial_lr` and the multiplier of the epoch.
 
     Parameters
     ----------
@@ -133,20 +133,20 @@ class LearningRateScheduleCallbackImpl(CallbackImpl):
         Usually the rate for one rank times the number of ranks.
     multiplier
         A function of the epoch, which is fractional unless `staircase`; or a number, which is raised to the power of
-        the epochs since `start_epoch`.
+        the epochs since `start_epoch`. A number implies `staircase`.
     start_epoch, end_epoch
-        It acts from the one until before the other.
+        First epoch in which the callback sets the rate, and first epoch in which it does not any more.
     staircase
-        Whether the rate changes once per epoch only.
+        Whether the rate changes only at the beginning of an epoch.
     momentum_correction
-        Whether gathered momentum is scaled by new over old rate when the rate changes.
+        Whether accumulated momentum is multiplied by new rate / old rate when the rate changes.
     steps_per_epoch
-        Batches per epoch, if `fit` does not know.
+        Batches per epoch; default the number that `fit` provides.
 
     Raises
     ------
     ValueError
-        No `initial_lr`; or, in `fit`, no number of steps.
+        `initial_lr` is None; or, in `fit`, the number of steps is unknown.
     """
 
     _at_batches = True
@@ -198,14 +198,14 @@ class LearningRateScheduleCallbackImpl(CallbackImpl):
             self._correct_momentum(optimizer, after / before)
 
     def _correct_momentum(self, optimizer: Any, ratio: float) -> None:
-        """Have what momentum has gathered at the old rate count as if gathered at the new one."""
+        """Scale the accumulated momentum as if it had been accumulated at the new rate."""
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         if not _has_momentum(inner):
             return
         gathered = getattr(inner, "momentums", None) or getattr(inner, "_momentums", None)
         if gathered:
-            # Multiplying these once is the same as multiplying the momentum for this batch, and also holds where the
-            # momentum is a constant of a traced function.
+            # Multiplying the accumulated values once equals multiplying the momentum for this batch. It also works
+            # where the momentum is a constant of a traced function.
             for variable in gathered:
                 if variable is not None:
                     variable.assign(variable * ratio)
@@ -219,12 +219,12 @@ class LearningRateScheduleCallbackImpl(CallbackImpl):
             )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Find out how many batches an epoch has, if that is needed."""
+        """Set the number of batches of an epoch, if it is needed and not given."""
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self._autodetect_steps_per_epoch()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note the epoch."""
+        """Store the number of the epoch."""
         self.current_epoch = epoch
 
     def on_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -239,14 +239,14 @@ class LearningRateScheduleCallbackImpl(CallbackImpl):
             self._adjust_learning_rate(epoch + float(batch) / (self.steps_per_epoch or 1))
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Take a correction of the momentum back."""
+        """Restore the momentum that was corrected for one batch."""
         if self._restored_momentum is not None:
             optimizer = self.model.optimizer
             getattr(optimizer, "inner_optimizer", optimizer).momentum = self._restored_momentum
             self._restored_momentum = None
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Log the learning rate."""
+        """Write the learning rate to `logs`."""
         if logs is not None:
             logs["lr"] = learning_rate(self.model.optimizer)
 
@@ -257,13 +257,13 @@ class LearningRateWarmupCallbackImpl(LearningRateScheduleCallbackImpl):
     Parameters
     ----------
     initial_lr
-        The rate at the end, usually that for one rank times the number of ranks.
+        The rate at the end, usually the rate for one rank times the number of ranks.
     warmup_epochs
-        How many epochs it takes.
+        Number of epochs until the rate is reached.
     momentum_correction, steps_per_epoch
-        As of `LearningRateScheduleCallback`.
+        As in `LearningRateScheduleCallback`.
     verbose
-        1: rank 0 says when it has ended.
+        1: rank 0 prints a line at the end of the warm-up.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class LearningRateWarmupCallbackImpl(LearningRateScheduleCallbackImpl):
         verbose: int = 0,
     ) -> None:
         def multiplier(epoch: float) -> float:
-            # Fractional, so that the last batch of the warm-up reaches the full rate.
+            # One batch is added, so that the last batch of the warm-up has the full rate.
             epoch += 1.0 / (self.steps_per_epoch or 1)
             size = hvd.size()
             return 1.0 / size * (epoch * (size - 1) / warmup_epochs + 1)
@@ -292,7 +292,7 @@ class LearningRateWarmupCallbackImpl(LearningRateScheduleCallbackImpl):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Log the learning rate; say when it has reached its end."""
+        """Write the learning rate to `logs`; print a line at the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0:
             reached = learning_rate(self.model.optimizer)
@@ -304,9 +304,9 @@ class LearningRateWarmupCallbackImpl(LearningRateScheduleCallbackImpl):
 
 
 class BestModelCheckpointImpl:
-    """A `ModelCheckpoint` that keeps the best model, at a path that is set later, as attribute `filepath`.
+    """A `ModelCheckpoint` that saves the best model. Set the path as the attribute `filepath` before `fit`.
 
-    The others of its arguments are those of Keras's `ModelCheckpoint`.
+    The arguments are those of Keras's `ModelCheckpoint`.
     """
 
     filepath: Any
@@ -320,7 +320,7 @@ class BestModelCheckpointImpl:
         save_freq: str | int = "epoch",
     ) -> None:
         options: dict[str, Any] = {
-            # Keras 3 looks at the name's end.
+            # Keras 3 checks the suffix of the name.
             "filepath": "unset.weights.h5" if save_weights_only else "unset.keras",
             "monitor": monitor,
             "verbose": verbose,
@@ -334,7 +334,7 @@ class BestModelCheckpointImpl:
 
 
 def learning_rate(optimizer: Any) -> float:
-    """The learning rate of an optimizer of any generation, now."""
+    """Return the current learning rate of an optimizer of any generation."""
     return float(_variables.to_numpy(optimizer.learning_rate))
 
 

@@ -1,4 +1,4 @@
-"""Compression of gradients for the wire with any backend of Keras 3: `Compression.none` and `Compression.fp16`."""
+"""Compression of sent gradients with any backend of Keras 3: `Compression.none` and `Compression.fp16`."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ __all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class FP16Compressor(CastCompressor):
-    """Sends floating tensors as float16. They are reduced as such, so large sums may overflow."""
+    """Sends floating tensors as float16. The reduction also uses float16, so large sums may overflow."""
 
     @staticmethod
     def dtype_of(tensor: Any) -> str:
-        """The name of the type of a tensor's elements."""
+        """Return the name of a tensor's dtype."""
         return str(sys.modules["keras"].backend.standardize_dtype(tensor.dtype))
 
     @staticmethod
     def cast(tensor: Any, dtype: str) -> Any:
-        """The tensor in another type."""
+        """Return the tensor converted to another type."""
         return sys.modules["keras"].ops.cast(tensor, dtype)
 
 
 class Compression:
-    """The compression algorithms to choose from; each is a class that is passed as it is."""
+    """The available compression algorithms; pass one of these classes without calling it."""
 
     none = NoneCompressor
-    """Send tensors as they are."""
+    """Send tensors without conversion."""
 
     fp16 = FP16Compressor
     """Send floating tensors as float16."""

@@ -1,4 +1,4 @@
-"""Elastic training with `fit`, for both generations of Keras: the state of a model, and callbacks that commit."""
+"""Elastic training with `fit` for both generations of Keras: the state of a model, and callbacks that commit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 class _EpochEnds:
-    """The value of `model.stop_training` that ends an epoch only."""
+    """Value of `model.stop_training` that ends only the epoch."""
 
     def __bool__(self) -> bool:
         return True
@@ -31,7 +31,7 @@ _EPOCH_ENDS = _EpochEnds()
 
 
 class _ArrayCopies:
-    """Copies of arrays that were copied from variables already."""
+    """Copies nothing, because the arrays are copies of the variables."""
 
     def copy(self, value: Any, reused: Any, name: str, may_wait: MayWait) -> tuple[Any, None]:
         del reused, name, may_wait
@@ -39,75 +39,75 @@ class _ArrayCopies:
 
 
 class _VariablesHandler(SnapshotHandler):
-    """Of objects that hold variables."""
+    """Saves, restores and syncs an object with variables."""
 
     copies = _ArrayCopies()
     prefix = ""
 
     def variables(self) -> list[Any]:
-        """Variables to save and restore."""
+        """Return the variables that are saved and restored."""
         raise NotImplementedError
 
     def shared(self) -> list[Any]:
-        """Variables that are equal on all ranks."""
+        """Return the variables that are synced, and therefore equal on all ranks."""
         return self.variables()
 
     def state(self) -> list[Any]:
-        """The values of the variables."""
+        """Return copies of the values of the variables."""
         return [_variables.value_of(variable) for variable in self.variables()]
 
     def load(self, state: Any) -> None:
-        """Assign them; variables that came later keep theirs."""
+        """Assign the saved values; variables that were made after the save are unchanged."""
         for variable, value in zip(self.variables(), state, strict=False):
             _variables.assign(variable, value)
 
     def sync(self) -> None:
-        """Give all ranks the root's values."""
+        """Broadcast the root's values to all ranks."""
         _variables.broadcast(self.shared(), self.root_rank, f"elastic.{self.prefix}")
 
 
 class ModelHandler(_VariablesHandler):
-    """Of a model of Keras."""
+    """Saves, restores and syncs a Keras model."""
 
     prefix = "model"
 
     def variables(self) -> list[Any]:
-        """All but those of metrics, which begin anew with each epoch."""
+        """Return all variables except those of metrics, which are reset in each epoch."""
         _variables.attach_state(self.value)
         metrics = {id(variable) for variable in getattr(self.value, "metrics_variables", ())}
         return [variable for variable in self.value.variables if id(variable) not in metrics]
 
     def shared(self) -> list[Any]:
-        """The weights: random numbers (dropout) stay each rank's own."""
+        """Return the weights; states of random generators (dropout) differ between ranks."""
         return list(self.value.weights)
 
 
 class OptimizerHandler(_VariablesHandler):
-    """Of an optimizer of Keras."""
+    """Saves, restores and syncs a Keras optimizer."""
 
     prefix = "optimizer"
 
     def variables(self) -> list[Any]:
-        """All of them."""
+        """Return all variables of the optimizer."""
         return _variables.variables_of(self.value)
 
     def load(self, state: Any) -> None:
-        """Assign the values, and forget gradients that were added up since."""
+        """Assign the saved values, and clear the sums of gradients."""
         super().load(state)
         self.reset()
 
     def sync(self) -> None:
-        """Give all ranks the root's values; sums of gradients begin anew on all."""
+        """Broadcast the root's values to all ranks, and clear the sums of gradients."""
         super().sync()
         self.reset()
 
     def reset(self) -> None:
-        """Forget sums of gradients: of ranks that are gone, or that newcomers do not have."""
+        """Clear the sums of gradients: they may include lost ranks, and new ranks do not have them."""
         forget_gradients(self.value)
 
 
 class _KerasHandlers(HandlerRegistry):
-    """Told by what values can do: classes of both generations may be alive."""
+    """Chooses handlers by the methods of a value, because values may be of either generation of Keras."""
 
     def handler_of(self, value: Any) -> Any:
         if hasattr(value, "trainable_weights") and hasattr(value, "fit"):
@@ -118,18 +118,18 @@ class _KerasHandlers(HandlerRegistry):
 
 
 class KerasState(HandledState):
-    """State of a training with Keras, on any backend.
+    """State of training with Keras on any backend.
 
     Snapshots are copies in host memory.
 
     Parameters
     ----------
     model
-        Built, so that it has variables.
+        A model that is built, so that it has variables.
     optimizer
-        By default the model's.
+        Default: the model's optimizer.
     kwargs
-        Names and initial values of attributes, such as `epoch=0, batch=0`; anything that can be copied and pickled.
+        Names and initial values of attributes, such as `epoch=0, batch=0`. Values must support copying and pickling.
 
     Raises
     ------
@@ -154,7 +154,7 @@ class KerasState(HandledState):
 
 
 def _build(optimizer: Any, model: Any) -> None:
-    """Make an optimizer's variables: all ranks must have them when they sync."""
+    """Make the optimizer create its variables, because all ranks must have them before a sync."""
     if optimizer is None or getattr(optimizer, "built", True) or not hasattr(optimizer, "build"):
         return
     optimizer.build(model.trainable_variables)
@@ -163,7 +163,7 @@ def _build(optimizer: Any, model: Any) -> None:
 class CommitStateCallbackImpl(CallbackImpl):
     """Commits the state every `batches_per_commit` batches, and at the end of each epoch.
 
-    The callbacks that keep `state.batch` and `state.epoch` may come before or after it.
+    The callbacks that update `state.batch` and `state.epoch` may precede or follow this callback in the list.
     """
 
     _at_batches = True
@@ -175,18 +175,18 @@ class CommitStateCallbackImpl(CallbackImpl):
         self.batches_remaining = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begin to count."""
+        """Reset the count of batches until the next commit."""
         self.batches_remaining = self.batches_per_commit
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commit, if it is time."""
+        """Commit after every `batches_per_commit` batches."""
         self.batches_remaining -= 1
         callbacks = _progress_of(self.state)
-        # After the last batch of an epoch the commit at its end follows: one in between would have a batch to resume
-        # from of which nothing is left.
+        # No commit after the last batch of an epoch: `on_epoch_end` commits next. A state committed here would resume
+        # in an epoch without remaining batches.
         if self.batches_remaining > 0 or any(progress.ends_epoch(batch) for progress in callbacks):
             return
-        # Whichever comes first in the list of callbacks: what is committed counts this batch.
+        # The committed state includes this batch, regardless of the order of callbacks.
         for progress in callbacks:
             progress.note_batch(batch)
         self._commit()
@@ -204,33 +204,33 @@ class CommitStateCallbackImpl(CallbackImpl):
 
 
 class _ProgressImpl(CallbackImpl):
-    """Notes in the state how far training has come."""
+    """Base class of the callbacks that update the progress of training in the state."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Be the one that is told before a commit."""
+        """Register this callback with the state, in place of an earlier one of its class, for calls before a commit."""
         its: Any = _progress_of(self.state)
         its[:] = [other for other in its if type(other) is not type(self)] + [self]
 
     def note_batch(self, batch: int) -> None:
-        """A batch, counted from the beginning of this call of `fit`'s epoch, is done."""
+        """Update the state after a batch, whose number counts from the beginning of the epoch in this call of `fit`."""
 
     def note_epoch(self, epoch: int) -> None:
-        """An epoch is done."""
+        """Update the state after an epoch."""
 
     def ends_epoch(self, batch: int) -> bool:
-        """Whether this is known to be an epoch's last batch."""
+        """Return whether this is the last batch of an epoch; False if that is unknown."""
         return False
 
 
 class UpdateBatchStateCallbackImpl(_ProgressImpl):
-    """Keeps `state.batch`, the number of batches of the epoch that are done, and 0 between epochs.
+    """Updates `state.batch`: the number of completed batches of the epoch, and 0 between epochs.
 
-    When `fit` begins with `state.batch` above 0, its first epoch is as many batches shorter. For that `fit` has to know
-    the number of steps of an epoch; which samples come is the data set's affair, which may read `state.batch`.
+    If `state.batch` is above 0 when `fit` begins, the first epoch is shorter by that number of batches. This requires
+    a data set of known length or `steps_per_epoch`. The data set chooses the samples, and may read `state.batch`.
     """
 
     _at_batches = True
@@ -241,40 +241,40 @@ class UpdateBatchStateCallbackImpl(_ProgressImpl):
         self._last: int | None = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Find out how many batches are left."""
+        """Compute the last batch of the epoch from the batches that are left."""
         self._done_before = int(self.state.batch)
         steps = int((self.params or {}).get("steps") or 0)
         self._last = max(steps - self._done_before, 1) - 1 if steps else None
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count, and end the epoch after what was left of it."""
+        """Update the state, and end a shortened epoch after its last batch."""
         self.note_batch(batch)
         is_short = self._done_before > 0 and self.ends_epoch(batch)
         if is_short and not self.model.stop_training:
             self.model.stop_training = _EPOCH_ENDS
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Begin to count anew."""
+        """Set `state.batch` to 0, and cancel the request that ended a shortened epoch."""
         self.note_epoch(epoch)
-        # A request of another callback has set another value meanwhile.
+        # If another callback has requested a stop, `stop_training` has another value.
         if self.model.stop_training is _EPOCH_ENDS:
             self.model.stop_training = False
 
     def note_batch(self, batch: int) -> None:
-        """A batch of this `fit`'s epoch is done."""
+        """Set `state.batch` to the number of completed batches."""
         self.state.batch = self._done_before + batch + 1
 
     def note_epoch(self, epoch: int) -> None:
-        """An epoch is done."""
+        """Set `state.batch` to 0."""
         self.state.batch = 0
 
     def ends_epoch(self, batch: int) -> bool:
-        """Whether this is known to be the epoch's last batch."""
+        """Return whether this is the last batch of the epoch; False if the number of steps is unknown."""
         return self._last is not None and batch >= self._last
 
 
 class UpdateEpochStateCallbackImpl(_ProgressImpl):
-    """Keeps `state.epoch`, the number of epochs that are done."""
+    """Updates `state.epoch`, the number of completed epochs."""
 
     def __init__(self, state: Any) -> None:
         super().__init__(state)
@@ -282,27 +282,27 @@ class UpdateEpochStateCallbackImpl(_ProgressImpl):
         self._first: int | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Note from where this call of `fit` goes on."""
+        """Store the number of epochs that are completed before this call of `fit`."""
         super().on_train_begin(logs)
         self.initial_epoch = self.state.epoch
         self._first = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note the number of `fit`'s first epoch, which is 0 or its `initial_epoch`."""
+        """Store the number of the first epoch of `fit`, which is 0 or its argument `initial_epoch`."""
         if self._first is None:
             self._first = epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Count."""
+        """Update `state.epoch`."""
         self.note_epoch(epoch)
 
     def note_epoch(self, epoch: int) -> None:
-        """An epoch is done."""
+        """Set `state.epoch` to the number of completed epochs."""
         self.state.epoch = self.initial_epoch + (epoch - (self._first or 0)) + 1
 
 
 def _progress_of(state: Any) -> list[Any]:
-    """The callbacks that keep the progress of a state."""
+    """Return the list of callbacks that update the progress of a state; it can be changed."""
     found: list[Any] | None = state.__dict__.get("_keras_progress")
     if found is None:
         found = []
@@ -311,10 +311,10 @@ def _progress_of(state: Any) -> list[Any]:
 
 
 def run(func: Callable[Concatenate[_S, _P], _T]) -> Callable[Concatenate[_S, _P], _T]:
-    """Decorate the training function `func(state, ...)`: it is called again whenever the job's members change.
+    """Decorate the training function `func(state, ...)` so that it is called again when the job's members change.
 
-    As in `horovod.common.elastic.run`; failures of collective operations that the backend has wrapped into exceptions
-    of its own count as what they are.
+    See `horovod.common.elastic.run`. Exceptions in which a backend wraps failures of collective operations are
+    converted to Horovod's exceptions.
     """
 
     @functools.wraps(func)

@@ -1,4 +1,4 @@
-"""Lifecycle and queries of the one runtime that all framework modules of a process share."""
+"""Lifecycle and queries of the runtime that all framework modules of a process share."""
 
 import atexit
 import contextlib
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("horovod")
 
-# A call that waits for something else, such as a user's callback, may not end at all.
+# Seconds to wait for running calls at exit. A call that waits for something else, such as a callback, may never end.
 _CALLS_END_WITHIN_S = 0.5
 
 _NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
@@ -57,14 +57,15 @@ def _shut_down_at_exit() -> None:
     atexit.register(_leave_at_exit)
 
 
-# Called before the job is left.
+# Functions that are called before the process leaves the job.
 _drains: list[Callable[[], None]] = []
 
 
 def drain_before_leaving(drain: Callable[[], None]) -> Callable[[], None]:
-    """Have `drain` called before the job is left: it waits for operations that a framework's own engine has queued.
+    """Register `drain`, which waits for operations in a framework's own queue, for calls before leaving the job.
 
-    It may not raise. After a script that failed it is not called: other ranks may never come to these operations.
+    `drain` must not raise. It is not called at the exit of a failed script, whose peers may never start these
+    operations.
     """
     _drains.append(drain)
     return drain
@@ -75,15 +76,16 @@ def _drain() -> None:
         drain()
 
 
-# The last function that was called for a script, as by `horovod.run`, has failed.
+# Whether the last function that was called in place of a script, such as by `horovod.run`, has failed.
 _function_failed = False
 
 
 @contextlib.contextmanager
 def called_for_script() -> Iterator[None]:
-    """Run a function in place of a script: if the function fails, the process leaves the job as after a failed script.
+    """Mark the block as a script: if it raises, the process leaves the job at exit as after a failed script.
 
-    `sys.last_value` does not show this failure: the caller catches the exception, to send it to another process.
+    `sys.last_value` does not record this failure, because the caller catches the exception and sends it to another
+    process.
     """
     global _function_failed
     _function_failed = True
@@ -96,7 +98,7 @@ def called_for_script() -> Iterator[None]:
 
 
 def _leave_at_exit() -> None:
-    # The interpreter has noted here the exception that ended the script, if one did.
+    # The interpreter stores the exception that ended the script in `sys.last_value`.
     failed = _function_failed or getattr(sys, "last_value", None) is not None
     if not failed:
         _drain()
@@ -105,10 +107,10 @@ def _leave_at_exit() -> None:
 
 
 def _await_calls() -> None:
-    """Wait for threads that are within a call of this package to come out of it, or to where they stay.
+    """Wait until threads have returned from calls of this package, or block in a place where they stay.
 
-    CPython unwinds a thread that asks for the interpreter's lock too late. Such a call may have a framework's C++
-    frames beneath it, which turn the unwinding into an abort of the process after all its work.
+    CPython unwinds a thread that requests the interpreter's lock during finalization. If the thread's stack contains
+    C++ frames of a framework, the unwinding aborts the process.
     """
     deadline = time.monotonic() + _CALLS_END_WITHIN_S
     while time.monotonic() < deadline:
@@ -120,8 +122,8 @@ def _await_calls() -> None:
 class HorovodBasics:
     """Lifecycle, topology and build queries.
 
-    The arguments, which named a framework's own library in earlier versions, are accepted and have no effect:
-    there is one runtime, `horovod._core`, for all frameworks.
+    The arguments are accepted and have no effect: all frameworks share one runtime, `horovod._core`. In the original
+    they named the library of a framework.
     """
 
     Average = _ops.Average
@@ -139,7 +141,7 @@ class HorovodBasics:
     HOROVOD_PROCESS_SET_ERROR_EXISTING_SET = -6
 
     _process_sets_of_init: "Sequence[ProcessSet]" = ()
-    # Of a job whose processes a communicator of MPI named; rank 0's, until the job is left.
+    # Rank 0's rendezvous in a job of an MPI communicator; None on other ranks and after the job was left.
     _rendezvous: _core.Rendezvous | None = None
 
     def __init__(self, pkg_path: str | None = None, *args: str) -> None:
@@ -147,7 +149,7 @@ class HorovodBasics:
 
     @functools.cached_property
     def MPI_LIB_CTYPES(self) -> ctypes.CDLL:
-        """The library of the runtime, as some launchers print it into their log."""
+        """The loaded library of the runtime; some launchers print it into their log."""
         return ctypes.CDLL(_core.__file__)
 
     def init(
@@ -155,32 +157,32 @@ class HorovodBasics:
         comm: Sequence[int] | Any | None = None,
         process_sets: "Sequence[ProcessSet] | str | None" = None,
     ) -> None:
-        """Connect this process with the others of its job; every process has to call it.
+        """Connect this process with the other processes of its job; every process has to call this.
 
-        Without a launcher the job is this one process. When Horovod is already running this changes nothing,
-        except that ids of `process_sets` are filled in. At exit of the process `shutdown` is called. A signal
-        handler that runs while this waits for the other processes may call `shutdown`, which ends it with an error.
+        Without a launcher the job is this one process. If Horovod is already running, the call only sets the ids of
+        `process_sets`. The process leaves the job at exit. A signal handler that runs while `init` waits for the other
+        processes may call `shutdown`; `init` then raises an error.
 
         Parameters
         ----------
         comm
-            Which processes form the job. None: all that the launcher started. A list of the launcher's ranks: these,
-            and the position in the list is the rank; not under `horovodrun`, where only the list of all ranks in
-            order is accepted. A communicator of mpi4py: its processes, in its order; they agree on everything else
-            through it, so that nothing has to be set. Processes outside must not call this with the same list or
-            communicator.
+            Processes that form the job. None: all processes that the launcher started. A list of the launcher's ranks:
+            these processes, and the position in the list is the new rank. Under `horovodrun` only the list of all ranks
+            in order is accepted. A communicator of mpi4py: its processes, in its order; they exchange addresses and the
+            key through the communicator, so that no setting is needed. Other processes must not call `init` with the
+            same list or communicator.
         process_sets
             Sets to register, the same list on every rank; or "dynamic", which allows `add_process_set` and
-            `remove_process_set` later (as does `HOROVOD_DYNAMIC_PROCESS_SETS=1`).
+            `remove_process_set` later. `HOROVOD_DYNAMIC_PROCESS_SETS=1` allows them too.
 
         Raises
         ------
         ValueError
-            The processes could not be connected (the text says which connection failed and why), or `shutdown`
-            was called meanwhile by a signal handler, or an argument is not one of the above, or `process_sets` has
-            a duplicate, which is left unregistered, or this process is not among those of `comm`.
+            The processes could not be connected (the text names the connection and the cause); a signal handler called
+            `shutdown` meanwhile; an argument is invalid; `process_sets` has a duplicate, which is left unregistered; or
+            this process is not in `comm`.
         NotImplementedError
-            A set of `process_sets` was made of a communicator of MPI, and `comm` is none.
+            A set of `process_sets` was made from an MPI communicator, and `comm` is not a communicator.
         """
         ranks = _job_ranks(comm)
         dynamic = isinstance(process_sets, str)
@@ -189,7 +191,7 @@ class HorovodBasics:
                 raise ValueError(
                     f'process_sets must be a list of ProcessSet or "dynamic", not {process_sets!r}.'
                 )
-            # An elastic job initialises again without arguments, and must stay dynamic then.
+            # An elastic job calls `init` again without this argument, and its sets must stay dynamic.
             os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
             wanted: list[ProcessSet] = []
         else:
@@ -240,7 +242,7 @@ class HorovodBasics:
     def _init_with_communicator(
         self, comm: Any, process_sets: "Sequence[ProcessSet]", dynamic: bool
     ) -> "list[ProcessSet]":
-        """Connect the processes of a communicator of MPI; the process sets to register."""
+        """Connect the processes of an MPI communicator; return the process sets to register."""
         of_comms = _process_sets.made_of_communicators(process_sets)
         agreed = _mpi.agree(comm, [process_set._mpi_group for process_set in of_comms])
         self._rendezvous = agreed.rendezvous
@@ -253,7 +255,7 @@ class HorovodBasics:
             self._rendezvous = None
 
     def begin_again(self) -> None:
-        """Leave the job and become a member of its next generation, with the process sets of the first `init`.
+        """Leave the job and join its next generation, with the process sets of the first `init`.
 
         Raises
         ------
@@ -262,9 +264,9 @@ class HorovodBasics:
         HorovodInternalError
             Another rank was lost meanwhile, or this process has lost its GPU.
         WorkerRemovedError
-            This process is not wanted any more.
+            The launcher has removed this process from the job.
         """
-        # Launchers of elastic jobs number the ranks anew.
+        # Launchers of elastic jobs assign new ranks, which a list of ranks does not fit.
         comm = None if _core.is_elastic() else self._comm_of_init
         if _mpi.is_communicator(comm):
             raise ValueError(
@@ -289,7 +291,7 @@ class HorovodBasics:
             raise
 
     def shutdown(self) -> None:
-        """Leave the job: operations still pending anywhere fail. `init` may be called again afterwards."""
+        """Leave the job; operations that are pending on any rank fail. `init` may be called again afterwards."""
         _drain()
         try:
             _core.wait_for_devices()
@@ -299,26 +301,27 @@ class HorovodBasics:
         self._close_rendezvous()
 
     def is_initialized(self) -> bool:
-        """Whether `init` was called, and `shutdown` not since then.
+        """Return whether `init` was called, and `shutdown` not since then.
 
-        A forked child (such as the worker of a DataLoader) says what its parent would have said, and so do `rank()`,
-        `size()` and the other queries; operations raise `HorovodNotInitializedError` there.
+        In a forked child, such as the worker of a DataLoader, this and `rank()`, `size()` and the other queries return
+        the values of the parent. Operations raise `HorovodNotInitializedError` there.
         """
         return _core.is_initialized()
 
     def start_timeline(self, file_path: str, mark_cycles: bool = False) -> None:
-        """Record what happens to each tensor on every rank into a file, until `stop_timeline` or `shutdown`.
+        """Record the events of each tensor on every rank into a file, until `stop_timeline` or `shutdown`.
 
-        Rank 0 writes, and decides for all: on other ranks the call has no effect, and they need not make it. A file
-        that was being recorded is finished first; a call with its path changes nothing. docs/timeline.md says what is
-        in the file and how to look at it.
+        Rank 0 writes the events of all ranks. On other ranks the call has no effect and is not required. If another
+        file is being recorded, that file is completed first. If the file of this path is being recorded, the call has
+        no effect. docs/timeline.md describes the file and how to view it.
 
         Parameters
         ----------
         file_path
-            Created, or emptied, on rank 0's host. When that fails there is an error in the log and no recording.
+            Path of a file that is created, or emptied, on rank 0's host. If that fails, an error is logged and nothing
+            is recorded.
         mark_cycles
-            Mark each batch of answers of the coordinator.
+            Whether to mark each batch of the coordinator's responses.
 
         Raises
         ------
@@ -329,7 +332,7 @@ class HorovodBasics:
         _core.start_timeline(os.fspath(file_path), bool(mark_cycles))
 
     def stop_timeline(self) -> None:
-        """Stop recording; on rank 0 what all ranks did until now is in the file afterwards.
+        """Stop recording. When this returns on rank 0, the file contains all events of all ranks until now.
 
         Raises
         ------
@@ -341,11 +344,11 @@ class HorovodBasics:
             _log.info("stop_timeline: no timeline is being recorded.")
 
     def stats(self) -> dict[str, Any]:
-        """Figures of the job: what each rank has done, and for whom and what it has waited.
+        """Return figures of the job: the operations of each rank, and the ranks and operations for which it waited.
 
-        Rank 0 knows all ranks, which report to it once a second; on every other rank the lists hold this rank only.
-        Times are in seconds and sizes in bytes, as the keys say; docs/watching.md explains every key. Counters begin
-        at `init`.
+        Every rank reports to rank 0 once a second. On rank 0 the lists contain all ranks, on other ranks only the
+        caller. Times are in seconds and sizes in bytes, as the keys are named; docs/watching.md explains every key.
+        Counters begin at `init`.
 
         Returns
         -------
@@ -369,7 +372,7 @@ class HorovodBasics:
         return figures
 
     def step(self) -> None:
-        """Mark the end of a training step, for `steps` of `stats()` and what shows it.
+        """Mark the end of a training step; `steps` of `stats()` counts the marks.
 
         Raises
         ------
@@ -381,7 +384,7 @@ class HorovodBasics:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Mark what the script does meanwhile, as in `with hvd.phase("data"): batch = next(batches)`.
+        """Mark the activity of the script in the block, as in `with hvd.phase("data"): batch = next(batches)`.
 
         Parameters
         ----------
@@ -403,39 +406,45 @@ class HorovodBasics:
             _core.mark_input(time.monotonic() - begin)
 
     def size(self) -> int:
-        """Number of processes of the job. ValueError before `init`, as in all functions below."""
+        """Return the number of processes of the job. Raise ValueError before `init`."""
         return _core.size()
 
     def local_size(self) -> int:
-        """Number of the job's processes on this host."""
+        """Return the number of the job's processes on this host. Raise ValueError before `init`."""
         return _core.local_size()
 
     def cross_size(self) -> int:
-        """Number of hosts that have a process with this process's local rank."""
+        """Return the number of hosts that have a process with this process's local rank.
+
+        Raise ValueError before `init`.
+        """
         return _core.cross_size()
 
     def rank(self) -> int:
-        """This process's number in the job, from 0."""
+        """Return this process's number in the job, from 0. Raise ValueError before `init`."""
         return _core.rank()
 
     def local_rank(self) -> int:
-        """This process's number among those on its host, from 0."""
+        """Return this process's number among those on its host, from 0. Raise ValueError before `init`."""
         return _core.local_rank()
 
     def cross_rank(self) -> int:
-        """The host's number among those that have a process with this local rank, from 0."""
+        """Return this host's number among the hosts that have a process with this local rank, from 0.
+
+        Raise ValueError before `init`.
+        """
         return _core.cross_rank()
 
     def is_homogeneous(self) -> bool:
-        """Whether all hosts run the same number of processes."""
+        """Return whether all hosts run the same number of processes. Raise ValueError before `init`."""
         return _core.is_homogeneous()
 
     def mpi_threads_supported(self) -> bool:
-        """Whether calls of mpi4py may be mixed with calls of Horovod from any thread.
+        """Return whether calls of mpi4py may be mixed with calls of Horovod from any thread.
 
-        Horovod itself calls MPI only inside `init(comm=...)`, on the calling thread. So the answer is that of MPI:
-        whether it was initialised with `MPI_THREAD_MULTIPLE`. If the script has not imported mpi4py yet, this does, and
-        that initialises MPI. False under `horovodrun` and other launchers that start no MPI, and without mpi4py.
+        Horovod itself calls MPI only inside `init(comm=...)`, on the calling thread. The result is therefore whether
+        MPI was initialised with `MPI_THREAD_MULTIPLE`. This call imports mpi4py, which initialises MPI, if the script
+        has not imported it. False under `horovodrun` and other launchers that start no MPI, and without mpi4py.
 
         Raises
         ------
@@ -446,61 +455,62 @@ class HorovodBasics:
         return _mpi.threads_supported()
 
     def mpi_enabled(self) -> bool:
-        """Whether a launcher of MPI started this process, and mpi4py is there for communicators.
+        """Return whether a launcher of MPI started this process and mpi4py is installed.
 
-        Tensors take Horovod's own transport in any case.
+        Horovod's own transport sends the tensors in any case.
         """
         return _mpi.is_enabled()
 
     def mpi_built(self) -> bool:
-        """Whether mpi4py is installed, whose communicators `init` and `ProcessSet` accept."""
+        """Return whether mpi4py is installed; `init` and `ProcessSet` accept its communicators."""
         return _mpi.is_installed()
 
     def gloo_enabled(self) -> bool:
-        """True, also before `init`: the built-in transport stands where Gloo was."""
+        """Return True, also before `init`: the built-in transport replaces Gloo."""
         return True
 
     def gloo_built(self) -> bool:
-        """True: the built-in transport stands where Gloo was."""
+        """Return True: the built-in transport replaces Gloo."""
         return True
 
     def nccl_built(self) -> int:
-        """NCCL's version code, such as 23007 for 2.30.7, if operations on tensors of GPUs can use it; else 0.
+        """Return NCCL's version code, such as 23007 for 2.30.7, if operations on GPU tensors can use NCCL; else 0.
 
-        With AMD's GPUs it is that of their library (RCCL), as the original has it.
+        For AMD GPUs the result is the version code of RCCL, as in the original.
 
-        That is where its library is found and recent enough, and `HOROVOD_GPU_OPERATIONS` does not ask for host memory.
-        NCCL is not built in but found at run time. The answer does not need a GPU, and CUDA is not initialised for it.
-        Where it is not 0, Adasum of tensors on GPUs averages inside each host and combines the hosts.
+        Operations can use NCCL if its library is found at run time and recent enough, and `HOROVOD_GPU_OPERATIONS` does
+        not select host memory. The query needs no GPU and does not initialise CUDA. If the result is not 0, Adasum of
+        GPU tensors averages inside each host and combines the hosts.
         """
         return _core.nccl_version()
 
     def ddl_built(self) -> bool:
-        """False: IBM's DDL is not supported."""
+        """Return False: IBM's DDL is not supported."""
         return False
 
     def ccl_built(self) -> bool:
-        """False: Intel's oneCCL is not supported."""
+        """Return False: Intel's oneCCL is not supported."""
         return False
 
     def cuda_built(self) -> bool:
-        """Whether the driver's library for CUDA, `libcuda.so.1`, is found here; CUDA is not initialised for it."""
+        """Return whether CUDA's driver library, `libcuda.so.1`, is found on this host; does not initialise CUDA."""
         return not isinstance(_core.gpu_libraries()["cuda"], str)
 
     def rocm_built(self) -> bool:
-        """Whether the GPUs of this process are AMD's, and their library (`libamdhip64.so`) is found.
+        """Return whether the GPUs of this process are AMD's, and their library (`libamdhip64.so`) is found.
 
-        They are where PyTorch is one for ROCm; else where CUDA's driver is not found and this machine has an AMD GPU.
+        The GPUs are AMD's if PyTorch is a build for ROCm. Without PyTorch they are AMD's if CUDA's driver is not found
+        and this machine has an AMD GPU.
         """
         return isinstance(_core.gpu_libraries().get("rocm"), tuple)
 
     def __reduce__(self) -> str:
-        # Functions that are sent to other processes find the one that is there.
+        # Unpickling in another process returns the `basics` object of that process.
         return "basics"
 
     @staticmethod
     def _tell_environment() -> None:
-        """Update the launchers' variables for a new generation; scripts and children read them."""
+        """Set the launcher's variables to the values of the new generation; scripts and child processes read them."""
         for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
             os.environ[f"HOROVOD_{name.upper()}"] = str(getattr(_core, name)())
 

@@ -1,8 +1,8 @@
-"""Whether all ranks hold the same bytes: checksums compared, and words for what differs.
+"""Compares checksums of tensors between ranks, and describes the differences.
 
-A checksum of everything travels with the bytes that the ranks exchange in every step anyway (`Watch`). It is a number
-and its complement, of which the largest of all ranks is taken: they fit together only if all ranks said the same. Only
-after a difference the ranks exchange the checksums of the single tensors.
+`Watch` adds a checksum of all tensors to the bytes that the ranks exchange in every step anyway. Each rank sends a
+number and its complement, which are reduced with Max. The results are complements of each other only if all ranks sent
+the same number. After a difference the ranks exchange the checksums of the single tensors.
 """
 
 import hashlib
@@ -20,21 +20,21 @@ from horovod.common.process_sets import ProcessSet
 _log = logging.getLogger("horovod")
 
 ACTIONS = ("warn", "error")
-# Bytes of what a watch says.
+# Size of `Watch.sent` in bytes.
 SENT_BYTES = 48
 _NAMED_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One tensor that is not the same everywhere, and the ranks that have equal ones, most of them first."""
+    """One tensor that differs between ranks. Each side lists the ranks whose tensors are equal, the largest first."""
 
     name: str
     sides: tuple[tuple[int, ...], ...]
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that differ from the majority; all of them if there is none."""
+        """Return the ranks that differ from the majority; all ranks if there is no majority."""
         everybody = sum(len(side) for side in self.sides)
         wrong = self.sides[1:] if 2 * len(self.sides[0]) > everybody else self.sides
         return tuple(sorted(rank for side in wrong for rank in side))
@@ -48,7 +48,7 @@ class Difference:
 
 
 def checked_action(action: str | None) -> str | None:
-    """The argument that says what a difference is; raise if it is none."""
+    """Return the argument `consistency_action` unchanged; raise ValueError if it is invalid."""
     if action is not None and action not in ACTIONS:
         raise ValueError(f'consistency_action={action!r}: expected "warn" or "error"')
     return action
@@ -57,7 +57,7 @@ def checked_action(action: str | None) -> str | None:
 def compare(
     names: Sequence[str], sums: Sequence[int], name: str, process_set: ProcessSet
 ) -> list[Difference]:
-    """Differences between the members of a set, all of which call with the checksums of the same tensors."""
+    """Return the differences between the members of a set; all members have to call with the same names."""
     digest = _digest(names, sums)
     sent = array("q", [digest, ~digest])
     _objects.reduce_numbers(sent, _ops.Max, f"consistency.{name}", process_set)
@@ -80,7 +80,7 @@ def report(
     name: str,
     process_set: ProcessSet,
 ) -> bool:
-    """Whether `compare` finds no difference; one is raised or logged, as the action or the setting wants it."""
+    """Return whether `compare` finds no difference; raise or log one, depending on the action or the setting."""
     differences = compare(names, sums, name, process_set)
     if not differences:
         return True
@@ -94,7 +94,7 @@ def report(
 
 
 def describe(differences: Sequence[Difference], total: int, where: str) -> str:
-    """All there is to say about a difference."""
+    """Return the text of the error or warning for these differences."""
     named = "; ".join(str(difference) for difference in differences[:_NAMED_MAX])
     rest = "" if len(differences) <= _NAMED_MAX else "; and others"
     return (
@@ -105,13 +105,12 @@ def describe(differences: Sequence[Difference], total: int, where: str) -> str:
 
 
 class Watch:
-    """Compares the parameters of one optimizer every so many steps, by what its ranks tell each other in every step.
+    """Compares the parameters of one optimizer every `every` steps, in the exchange that its ranks make in each step.
 
-    Each rank counts its steps with `steps_on`, and passes its checksums to `report` when that asks for them. It puts
-    `sent` into the bytes that are reduced with Max, and calls `receive` with the result, which is the same everywhere.
-    So all ranks find a difference at the same moment, and none ever waits for a rank that has nothing to compare.
-    Whenever they said different things they agree on the number of steps, which `join` and failures may have made
-    uneven.
+    Each rank counts its steps with `steps_on`, and passes its checksums to `report` if that returns True. It adds
+    `sent` to the bytes that are reduced with Max, and calls `receive` with the result, which is equal on all ranks. All
+    ranks therefore find a difference in the same step, and no rank waits for one that has nothing to compare. If ranks
+    sent different bytes, they also agree on the number of steps: `join` and failures can make it uneven.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class Watch:
         self.forget_job()
 
     def forget_job(self) -> None:
-        """Begin anew, with ranks that may have just started."""
+        """Reset the state for a new generation, whose ranks may have just started."""
         self._every = self._configured
         self._steps = 0
         self._warned: set[str] = set()
@@ -133,17 +132,17 @@ class Watch:
         self._report(0, (), ())
 
     def note_join(self) -> None:
-        """Have the ranks, which may have taken different numbers of steps, tell each other how many."""
+        """Make the ranks exchange their step counts, which may differ after a join."""
         if self._every:
-            self.sent = self._words(-1 - _core.rank(), 0)  # what no other rank says
+            self.sent = self._words(-1 - _core.rank(), 0)  # no other rank sends these bytes
 
     def steps_on(self) -> bool:
-        """Count a step; whether `report` is to follow."""
+        """Count a step; return whether the caller has to call `report` next."""
         self._steps += 1
         return self._every > 0 and self._steps % self._every == 0
 
     def report(self, names: Sequence[str], sums: Sequence[int]) -> None:
-        """Say what this rank holds after the step that was counted last; names in the same order everywhere."""
+        """Set the checksums of this rank's tensors after the last step; the order of names is equal on all ranks."""
         self._report(self._steps, names, sums)
 
     def _report(self, step: int, names: Sequence[str], sums: Sequence[int]) -> None:
@@ -157,7 +156,10 @@ class Watch:
         return raw + bytes(255 - byte for byte in raw)
 
     def receive(self, largest: bytes) -> None:
-        """Take what all ranks said, the largest of each byte; all call that said something, or none."""
+        """Process the bytes of all ranks, reduced with Max: if they differ, exchange the single checksums.
+
+        This is a collective operation if the bytes differ: every rank that sent bytes has to call it.
+        """
         half = len(largest) // 2
         pairs = zip(largest[:half], largest[half:], strict=True)
         if all(a + b == 255 for a, b in pairs):
@@ -177,7 +179,7 @@ class Watch:
         self._steps = max(row[3] for row in rows)
         names, step = self._names, self._step
         self._report(0, (), ())
-        # A rank whose last words were lost with a failed backward pass has nothing to compare, or something old.
+        # After a failed backward pass, a rank may have no checksums, or those of an older step.
         if len({(row[4], len(row)) for row in rows}) > 1 or not step:
             return
         differences = _differences(names, [(row[0], row[5:]) for row in rows])
@@ -192,14 +194,14 @@ class Watch:
                 _log.warning("%s", text)
 
     def raise_difference(self) -> None:
-        """Raise if one was found that is to be an error."""
+        """Raise a difference that `receive` found, if the action is "error"."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise ReplicasDifferError(failure)
 
 
 def _rows(own: Sequence[int], name: str, process_set: ProcessSet) -> Iterator[list[int]]:
-    """The numbers of every rank that has not joined, in the order of ranks."""
+    """Yield the numbers of each rank that has not joined, in the order of ranks."""
     numbers = array("q", [len(own), *own])
     everything = _objects.allgather_numbers(numbers, f"consistency.{name}.each", process_set)
     while everything:
@@ -230,7 +232,7 @@ def _digest(names: Sequence[str], sums: Sequence[int]) -> int:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """Such as "rank 3" or "ranks 0-2, 4"."""
+    """Return a text such as "rank 3" or "ranks 0-2, 4"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:

@@ -1,8 +1,9 @@
-"""The elastic loop, written once for all frameworks: train, and after each change of the job's members go on together.
+"""The elastic loop of all frameworks: it calls the training function again after each change of the job's members.
 
-A process of an elastic job goes through generations. In each one the ranks first agree on whose state they go on
-from, bring everybody to it, and call the user's function. The generation ends when the function returns on all
-ranks, when a rank is lost (state goes back to the last commit), or when members shall come or go (state stays).
+A process of an elastic job passes through generations. At the beginning of each one the ranks agree on a root rank,
+receive its state, and call the user's function. The generation ends when the function returns on all ranks, when a rank
+is lost, or when members are to be added or removed. After a loss, states return to the last commit; otherwise they stay
+as they are.
 """
 
 import contextlib
@@ -35,22 +36,22 @@ _S = TypeVar("_S", bound="State")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-# So many times in a row an operation may fail though nobody was lost and nothing was committed since: then it is not
-# the membership that is wrong, and it would fail for ever.
+# Failures without a commit after which the error is raised: consecutive ones with the same members, or losses of one
+# rank. Another attempt would fail in the same way.
 _FRUITLESS_MAX = 3
-# How long a process that has lost its GPU may take to end: what it does on its way out may wait for that GPU.
+# Seconds in which a process that has lost its GPU must end. Without this limit cleanup code may wait for that GPU.
 _END_WITHIN_S = 30.0
 
 
 class State:
-    """Training state that survives changes of the job's members: base class, for states of one's own.
+    """Training state that survives changes of the job's members. Derive from this class to define a kind of state.
 
     Parameters
     ----------
     bcast_object
-        Sends an object to all ranks; by default `hvd.broadcast_object`.
+        Function that sends an object to all ranks; default `hvd.broadcast_object`.
     get_rank
-        Says which rank this is; by default `hvd.rank`.
+        Function that returns this process's rank; default `hvd.rank`.
     """
 
     def __init__(
@@ -68,15 +69,15 @@ class State:
         self._reset_callbacks: list[Callable[[], Any]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Add functions to be called after each change of members, in this order, before state is synced.
+        """Add functions that are called after each change of members, in this order, before the state is synced.
 
-        Rank and size are the new ones then. They are called on ranks that were there before; they must not use
-        collective operations, in which ranks that have just come would be missing.
+        The functions see the new rank and size. Only ranks that were members before call them. The functions must not
+        use collective operations, because new ranks would not take part.
         """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Called when the process has become a member of a new generation: `reset`, then the callbacks."""
+        """Call `reset` and then the callbacks; the elastic loop does this when a new generation begins."""
         self._host_messages = HostMessages()
         self._seen, self._given = (0, 0), 0
         self.reset()
@@ -84,33 +85,33 @@ class State:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_result: int) -> None:
-        """Take news about hosts from elsewhere than the launcher: 1 removed, 2 added, 3 both.
+        """Receive a host update from another source than the launcher: 1 removed, 2 added, 3 both.
 
-        The next `check_host_updates` raises on all ranks. The time is not used: news of one second are all news.
+        The next `check_host_updates` raises on all ranks. The timestamp is ignored: each call is a new update.
         """
         self._host_messages.put((timestamp, update_result))
 
     def commit(self) -> None:
-        """Make the present state the one to go back to after a failure, then `check_host_updates`.
+        """Save the current state, to which a failure returns, and call `check_host_updates`.
 
-        Every rank has to call it equally often.
+        Every rank has to call `commit` equally often.
         """
-        # Operations in flight on a GPU may yet fail: then the commit must not hold their results.
+        # Operations in flight on a GPU may still fail, and a commit must not contain the results of failed ones.
         _core.wait_for_devices()
         self.save()
         self._commits += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raise `HostsUpdatedInterrupt` on all ranks at the same call when members are to come or go.
+        """Raise `HostsUpdatedInterrupt` in the same call of all ranks if members are to be added or removed.
 
-        A collective operation, of some microseconds: every rank has to call it equally often.
+        This is a collective operation of some microseconds. Every rank has to call it equally often.
         """
         announced, kind = _core.host_updates()
         for given_kind in self._host_messages.take_given():
             kind |= given_kind
             self._given += 1
-        # Ranks hear the news at different moments; whoever knows most tells the others.
+        # Ranks receive host updates at different times; the maximum over all ranks includes the newest one.
         announced, given, removed, added = _consensus.greatest(
             [
                 announced,
@@ -127,26 +128,26 @@ class State:
             raise HostsUpdatedInterrupt(skip_sync=bool(removed) and not added)
 
     def save(self) -> None:
-        """Take a snapshot in host memory; the one before is replaced."""
+        """Take a snapshot in host memory; it replaces the snapshot before."""
         raise NotImplementedError(f"{type(self).__name__} has to define save")
 
     def restore(self) -> None:
-        """Go back to the last snapshot."""
+        """Set the state to the last snapshot."""
         raise NotImplementedError(f"{type(self).__name__} has to define restore")
 
     def sync(self) -> None:
-        """Give all ranks the live state of one of them: `_root_rank`, which is 0 unless 0 holds none."""
+        """Broadcast the current state of rank `_root_rank`: the first of the ranks that have the newest state."""
         raise NotImplementedError(f"{type(self).__name__} has to define sync")
 
     def reset(self) -> None:
-        """Adapt to a new rank and size; called after each change of members, before callbacks and sync."""
+        """Adapt to a new rank and size; called after each change of members, before the callbacks and the sync."""
 
 
 class ObjectState(State):
-    """State of plain Python objects, which are its attributes.
+    """State whose attributes are plain Python objects.
 
-    Values have to be what can be copied and pickled. A snapshot is a deep copy, so that changes inside lists and
-    dicts are taken back too.
+    Values have to support copying and pickling. A snapshot is a deep copy, so that `restore` also undoes changes inside
+    lists and dicts.
 
     Parameters
     ----------
@@ -158,7 +159,7 @@ class ObjectState(State):
     Raises
     ------
     ValueError
-        A value, or what it holds, belongs to one rank, such as a `DistributedSampler`; also raised by `sync`.
+        A value, or an object inside it, belongs to one rank, such as a `DistributedSampler`. `sync` raises this too.
 
     Examples
     --------
@@ -178,21 +179,21 @@ class ObjectState(State):
         self._saved_state = self._snapshot()
 
     if TYPE_CHECKING:
-        # Attributes have the names that the maker of the state gives them.
+        # The caller of the constructor names the attributes.
         def __getattr__(self, name: str) -> Any: ...
         def __setattr__(self, name: str, value: Any) -> None: ...
 
     def save(self) -> None:
-        """Copy the attributes, deeply."""
+        """Store deep copies of the attributes."""
         _core.wait_for_devices()
         self._saved_state = self._snapshot()
 
     def restore(self) -> None:
-        """Set the attributes to copies of what was saved."""
+        """Set the attributes to copies of the saved values."""
         self._set_attributes(copy.deepcopy(self._saved_state))
 
     def sync(self) -> None:
-        """Give all ranks the root's attributes as they are now, not as they were saved."""
+        """Set the attributes on all ranks to the root's current values, and save them."""
         if not self._saved_state:
             return
         live = {name: getattr(self, name) for name in self._saved_state}
@@ -204,7 +205,8 @@ class ObjectState(State):
     def _snapshot(self) -> dict[str, Any]:
         live = {name: getattr(self, name) for name in self._saved_state}
         try:
-            return copy.deepcopy(live)  # as one, so that attributes that share an object still do
+            # One call copies all attributes, so that attributes that share an object still share it.
+            return copy.deepcopy(live)
         except Exception as error:
             for name, value in live.items():
                 _explain_if_not_copied(name, value, error)
@@ -226,28 +228,29 @@ def _explain_if_not_copied(name: str, value: Any, error: Exception) -> None:
 
 
 class _TrainingState(enum.IntEnum):
-    """Training state of this process."""
+    """Which training state this process has."""
 
     NOTHING = 0
-    COMMITTED = 1  # its last snapshot, which may differ from other ranks'
-    LIVE = 2  # more than its last snapshot, and the same as the ranks that stopped with it
+    COMMITTED = 1  # the last snapshot, which may differ from the snapshots of other ranks
+    LIVE = 2  # a state newer than the last snapshot, and equal on all ranks that were interrupted together
 
 
-# Counts calls of decorated functions: ranks have to be in the same one.
+# Counts calls of decorated functions: all ranks have to be in the call of the same number.
 _runs = itertools.count(1)
 
 
 def run_fn(
     func: Callable[Concatenate[_S, _P], _T], reset: Callable[[], Any]
 ) -> Callable[Concatenate[_S, _P], _T]:
-    """Make a training function `func(state, ...)` survive changes of the job's members.
+    """Return a function that calls the training function `func(state, ...)` again after changes of the job's members.
 
     Parameters
     ----------
     func
-        Called in each generation of the job with the state to go on from. Its result is returned.
+        Function that is called in each generation of the job with the state from which to continue. The wrapper returns
+        its result.
     reset
-        Leaves the job and becomes a member of its next generation.
+        Function that leaves the job and joins its next generation.
     """
 
     @functools.wraps(func)
@@ -262,14 +265,14 @@ def run_fn(
 
 
 def run(func: Callable[Concatenate[_S, _P], _T]) -> Callable[Concatenate[_S, _P], _T]:
-    """Decorate the training function `func(state, ...)`: it is called again whenever the job's members change.
+    """Decorate the training function `func(state, ...)` so that it is called again when the job's members change.
 
-    Before each call all ranks have the same state. After a lost rank that is the state of the last
-    `state.commit()`; after a change of hosts it is the state as it is. So the function has to go on from where
-    its state says, not from the beginning. It also works in jobs that are not elastic.
+    Before each call all ranks have the same state. After a rank was lost, that is the state of the last
+    `state.commit()`. After a change of hosts, that is the current state. The function therefore has to continue from
+    the position in its state, not from the beginning. The decorated function also works in jobs that are not elastic.
 
-    Errors other than `HorovodInternalError` and `HostsUpdatedInterrupt` end the process. Between `hvd.init()` and the
-    call of the function no collective operation may be used: a worker that joins later would wait for ever.
+    Errors other than `HorovodInternalError` and `HostsUpdatedInterrupt` end the process. Do not use collective
+    operations between `hvd.init()` and the call of the function: a worker that joins later would wait forever.
 
     Examples
     --------
@@ -284,9 +287,12 @@ def run(func: Callable[Concatenate[_S, _P], _T]) -> Callable[Concatenate[_S, _P]
 
 
 def _ends_for_its_gpu(error: HorovodInternalError) -> bool:
-    """Whether this process must end with this error: it can never use its GPU again, another one can."""
+    """Return whether this process must end with this error because it cannot use its GPU again; note that in the error.
+
+    A new process can use the GPU.
+    """
     with contextlib.suppress(HorovodInternalError):
-        _core.wait_for_devices()  # until what was aborted has ended there, or is known not to
+        _core.wait_for_devices()  # until aborted operations have ended on the GPU, or cannot end
     loss = _core.gpu_loss()
     if loss is None:
         return False
@@ -309,14 +315,14 @@ class _Run:
         self._fruitless = 0
         self._size = 0
         self._is_training = False
-        # By rank, how often it was lost while training since the last commit.
+        # Number of losses of each rank in the training function since the last commit.
         self._losses: Counter[int] = Counter()
 
     def until_done(self, func: Callable[[], _T]) -> _T:
-        _core.size()  # the well-known error before init
+        _core.size()  # raises if `init` was not called
         while True:
-            # Nothing of a failure may stay alive while waiting for the next generation: its traceback holds
-            # the function's variables, and with them readers and their threads.
+            # No exception may stay referenced while this waits for the next generation: its traceback references the
+            # function's variables, including data readers and their threads.
             outcome = self._generation(func)
             if isinstance(outcome, _Done):
                 result: _T = outcome.result
@@ -324,16 +330,16 @@ class _Run:
             self._begin_next(outcome)
 
     def _generation(self, func: Callable[[], Any]) -> "_Done | str":
-        """Take part until its end; the result, or the reason for the next generation."""
+        """Run one generation; return the function's result, or the reason for the next generation."""
         try:
             self._is_training = False
             self._agree_and_sync()
             self._is_training = True
             result = func()
         except HorovodStalledError:
-            raise  # the same calls would lead to the same place
+            raise  # the same calls would stall again
         except HorovodInternalError as error:
-            # Before anything is put back on a GPU that may never come to rest.
+            # This check precedes `restore`, which would write to a GPU whose operations may never end.
             if _ends_for_its_gpu(error):
                 raise
             self._raise_if_fruitless(error)
@@ -345,7 +351,7 @@ class _Run:
             self._sync_wanted = not interrupt.skip_sync
             return "members of the job come or go; state stays as it is"
         try:
-            # Nobody leaves before all are done: a rank that needs the others once more would find none.
+            # No rank leaves before all have returned: a rank that restores its state needs the others again.
             if _core.is_elastic():
                 _core.wait_for_devices()
                 _core.barrier(global_process_set.process_set_id)
@@ -366,7 +372,7 @@ class _Run:
                 _log.warning("A rank was lost while the next generation began: %s", error)
             except WorkerRemovedError as error:
                 _log.warning("This process (%s before) ends: %s", before, error)
-                raise  # which ends the process with status 0
+                raise  # ends the process with status 0
         _log.warning(
             "Elastic training goes on as rank %d of %d (%s before).",
             *(_core.rank(), _core.size(), before),
@@ -374,17 +380,17 @@ class _Run:
         self._state.on_reset()
 
     def _agree_and_sync(self) -> None:
-        """Bring all ranks to one state, unless they have it: decided by those who are there now."""
+        """Sync all ranks to the newest state unless their states are equal; the current members decide."""
         state = self._state
-        # The last generation may have committed, and ended for a change of hosts.
+        # A generation that ended because of a host update may have committed before.
         if state._commits != self._commits_at_start:
             self._losses.clear()
         mine = [self._number, self._training_state, state._commits, self._sync_wanted]
         losses = [self._losses[rank] for rank in range(_core.size())]
         everyone = _consensus.everyones([*mine, *losses], "elastic.agree")
         self._raise_if_elsewhere([entry[0] for entry in everyone])
-        # New ranks take over the counts: the ranks that have them may be lost next. A rank that has missed the newest
-        # commit counts losses from before it.
+        # New ranks copy the counts, because the ranks that counted may be lost next. Counts of a rank that missed the
+        # newest commit are ignored: they include losses before that commit.
         newest = max(entry[2] for entry in everyone)
         counts = [entry[4:] for entry in everyone if entry[2] == newest]
         self._losses = Counter(dict(enumerate(map(max, zip(*counts, strict=True)))))
@@ -396,11 +402,12 @@ class _Run:
         if any(entry[3] for entry in everyone) or set(states) != {
             (_TrainingState.LIVE, state._commits)
         }:
-            # The newest commit wins, then what went on since; the first rank among equals.
+            # The root has the newest commit. Among ranks with that commit, a live state has precedence, then the lower
+            # rank.
             root = max(range(len(states)), key=lambda r: (states[r][0] > 0, *states[r][::-1], -r))
             state._root_rank = root
             state.sync()
-            state.save()  # or a failure would take ranks that have just come back to before they came
+            state.save()  # a failure must not return new ranks to the state before this sync
             state._commits = states[root][1] + 1
         self._sync_wanted = False
         self._commits_at_start = state._commits
@@ -420,15 +427,15 @@ class _Run:
             )
 
     def _raise_if_fruitless(self, error: HorovodInternalError) -> None:
-        """Raise an error that repeats without a commit in between: another attempt would not help.
+        """Raise an error that repeats without a commit in between, because another attempt would not help.
 
-        Either no rank is lost, as when ranks disagree, or a rank is lost again and again: its script fails.
+        Either the members stay the same, such as after a mismatch between ranks, or one rank is lost repeatedly.
         """
         has_committed = self._state._commits != self._commits_at_start
         self._raise_if_lost_again(error, has_committed)
         if self._members_changed or has_committed:
             self._fruitless = 0
-            # Commits count once: the next round may fail before it comes to its own start.
+            # Each commit counts once: the next generation may fail before it sets `_commits_at_start`.
             self._commits_at_start = self._state._commits
             return
         self._fruitless += 1
@@ -458,7 +465,7 @@ def _words(error: Exception) -> str:
 
 
 class _Done:
-    """The result of the user's function."""
+    """Result of the user's function in a generation that has ended on all ranks."""
 
     def __init__(self, result: Any) -> None:
         self.result = result

@@ -1,4 +1,4 @@
-"""Python face of `horovodrun`, which is a program of its own; and `run`, which calls a function on many ranks."""
+"""Python interface of the program `horovodrun`; `run` calls a function on several ranks."""
 
 from horovod.runner._run import WorkerTraceback, run
 

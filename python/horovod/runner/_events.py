@@ -1,4 +1,4 @@
-"""Events of `horovodrun`: what happens to a job, as it tells programs, a line of JSON each (docs/running.md)."""
+"""Reads the events of a job that `horovodrun` writes for other programs, one line of JSON each (docs/running.md)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 import os
 from typing import Any
 
-# In the launcher's environment: the descriptor on which this process wants to hear of them.
+# Variable in the launcher's environment: the descriptor to which the launcher writes events.
 FD = "HOROVODRUN_EVENTS_FD"
-# The launcher's program is found apart from this package, so it may be another version's.
+# Version of the events. The program may be of another version: it is searched outside this package.
 _VERSION = 1
 
 
 class Events:
-    """Takes them from a descriptor, and keeps how the job ended."""
+    """Reads events from a descriptor, and stores the state of the job that follows from them."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -21,21 +21,21 @@ class Events:
         self._version: int | None = None
         self._end: dict[str, Any] | None = None
         self.addresses: list[str] | None = None
-        """Where agents can dial, once the launcher listens for them."""
+        """Addresses for agents; None until the launcher listens."""
         self.running: set[int] = set()
         """Workers that have been started and have not ended."""
         self.has_started = False
-        """Some worker has been started."""
+        """Whether any worker has been started."""
         self.has_finished = False
-        """Some worker has ended with 0."""
+        """Whether any worker has ended with status 0."""
         os.set_blocking(fd, False)
 
     def fileno(self) -> int:
-        """For selectors."""
+        """Return the descriptor, for selectors."""
         return self._fd
 
     def read(self) -> bool:
-        """Take what has come; False when there will be no more."""
+        """Process the available events without blocking; return False at the end of the stream."""
         while True:
             try:
                 chunk = os.read(self._fd, 1 << 16)
@@ -50,7 +50,7 @@ class Events:
     def _take(self, event: dict[str, Any]) -> None:
         if event["event"] == "begin":
             self._version = event["version"]
-        # The meaning of another version's events is unknown.
+        # Events of another version may have other meanings and are ignored.
         elif self._version == _VERSION:
             self._take_known(event)
 
@@ -70,7 +70,7 @@ class Events:
                 pass
 
     def report(self, exit_status: int) -> str:
-        """The launcher's text on the end of the job; empty after success."""
+        """Return the launcher's text about the end of the job; empty after success."""
         if exit_status == 0:
             return ""
         if self._end is not None:
@@ -79,5 +79,5 @@ class Events:
         return f"horovodrun ended with exit status {exit_status}{other}"
 
     def was_wrong_call(self) -> bool:
-        """Whether the launcher has refused its arguments, and started nothing."""
+        """Return whether the launcher has refused its arguments and started nothing."""
         return self._end is not None and self._end["outcome"] == "usage"

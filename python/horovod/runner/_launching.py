@@ -1,4 +1,4 @@
-"""The way of a function to its ranks and back: a launcher, its output, and what the ranks bring."""
+"""Runs a launcher that calls a function on ranks: sends the function, copies output, collects the outcomes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from horovod.runner._options import JobOptions
 from horovod.runner._progress_bar import ProgressBar
 from horovod.runner._worker_error import also_runtime_error
 
-# After a second Ctrl-C, at which the launcher kills the ranks.
+# Seconds to wait after a second Ctrl-C, at which the launcher kills the ranks.
 _KILL_LIMIT_S = 10.0
 _POLL_EVERY_S = 0.5
 _PARENT_WATCH = "HOROVODRUN_PARENT_WATCH_FD"
 
 
 class WorkerTraceback(Exception):
-    """The traceback of an exception as the rank saw it; the cause of what `run` raises."""
+    """Text of the traceback on the rank; this is the cause (`__cause__`) of the exception that `run` raises."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -47,7 +47,7 @@ def pickled(
     kwargs: Mapping[str, Any] | None,
     caller: str = "horovod.run",
 ) -> bytes:
-    """The payload that every rank fetches; TypeError if it cannot be sent."""
+    """Return the payload that every rank fetches; raise TypeError if the function cannot be pickled."""
     try:
         content = _functions.dumps((func, tuple(args), dict(kwargs or {})))
     except Exception as error:
@@ -59,19 +59,19 @@ def pickled(
 
 
 Outcomes = list[tuple[int, _payloads.Outcome]]
-# In place of `sys.stdout` and `sys.stderr`.
+# Replacements of `sys.stdout` and `sys.stderr`; None: no replacement.
 Streams = tuple[TextIO | None, TextIO | None]
 
 
 class Watch(Protocol):
-    """Observer of a launcher beside its output."""
+    """Observer of a running launcher."""
 
     def environment(self, place: _payloads.Place) -> Mapping[str, str]:
-        """Variables for the launcher, so that the ranks find this place."""
+        """Return variables for the launcher by which the ranks find this place."""
         ...
 
     def check(self, events: Events) -> None:
-        """Called after every event and several times a second; what it raises ends the job."""
+        """Check the job after events and several times a second; an exception of this method ends the job."""
         ...
 
 
@@ -83,7 +83,7 @@ def launch(
     is_local: bool,
     watch: Watch | None = None,
 ) -> tuple[Outcomes, str]:
-    """Run the launcher to its end: what the ranks brought, and what the launcher said if it failed."""
+    """Run the launcher until it ends; return the ranks' outcomes, and the launcher's report if it failed."""
     try:
         payloads = _core.PayloadServer(content, is_local, options.interfaces)
     except OSError as error:
@@ -109,7 +109,7 @@ def launch(
 
 
 class _Arrivals:
-    """Messages from ranks while the job runs: reports, which a bar shows, and in the end their outcomes."""
+    """Messages from ranks while the job runs: progress reports, which a bar shows, and final outcomes."""
 
     def __init__(self, payloads: _core.PayloadServer) -> None:
         self._payloads = payloads
@@ -117,9 +117,9 @@ class _Arrivals:
         self.bar = ProgressBar()
 
     def take(self) -> None:
-        """Take what has come since the last call."""
+        """Process the messages that have arrived since the last call."""
         while (payload := self._payloads.take()) is not None:
-            # From a process that holds the key, which only this job's ranks were given.
+            # Unpickling is safe: the sender has authenticated with the key, which only ranks of this job received.
             rank, content = payload[0], pickle.loads(payload[1])
             if isinstance(content, _payloads.Report):
                 self.bar.take(content)
@@ -135,8 +135,8 @@ def _run_launcher(
     streams: Streams,
     arrivals: _Arrivals,
 ) -> tuple[int, Events]:
-    """Run it to its end; its exit status, and what it told."""
-    # The end of this pipe tells the launcher that this process has ended, however it did.
+    """Run the launcher until it ends; return its exit status and its events."""
+    # The launcher reads the end of this pipe when the calling process ends, also when that process is killed.
     parent_watch, kept_open = os.pipe()
     readable, writable = os.pipe()
     try:
@@ -153,7 +153,7 @@ def _run_launcher(
                     FD: str(writable),
                 },
                 pass_fds=[parent_watch, writable],
-                # Ctrl-C is this process's to pass on.
+                # The launcher must not receive Ctrl-C from the terminal: `_follow` sends the signal.
                 start_new_session=True,
             )
         finally:
@@ -178,7 +178,7 @@ def _follow(
     streams: Streams,
     arrivals: _Arrivals,
 ) -> int:
-    """Show what the ranks print until all is over; end them when this thread is interrupted."""
+    """Copy the output of the ranks until the launcher ends, and return its status; end the ranks after an exception."""
     console = _Console(process, events, streams, arrivals.bar)
 
     def check() -> None:
@@ -191,10 +191,10 @@ def _follow(
     except BaseException:
         process.send_signal(signal.SIGINT)
         try:
-            # It ends by itself once the ranks have had their time, see --terminate-timeout.
+            # The launcher ends after the ranks, at the latest after `--terminate-timeout`.
             console.show()
         except BaseException:
-            # A second Ctrl-C: the launcher kills.
+            # At a second SIGINT the launcher kills the ranks.
             process.send_signal(signal.SIGINT)
             console.show(_KILL_LIMIT_S)
         raise
@@ -202,7 +202,7 @@ def _follow(
 
 
 class _Console:
-    """The launcher's output on this process's `sys.stdout` and `sys.stderr`, which may be a notebook's."""
+    """Copies the launcher's output to this process's `sys.stdout` and `sys.stderr`, which may belong to a notebook."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class _Console:
             self._selector.register(stream, selectors.EVENT_READ, (name, decoder))
 
     def show(self, limit_s: float | None = None, check: Callable[[], None] | None = None) -> None:
-        """Until both streams and the events end, or for so many seconds; calls `look` in between."""
+        """Copy output until both streams and the events end, or for `limit_s` seconds; call `check` in between."""
         deadline = None if limit_s is None else time.monotonic() + limit_s
         while self._selector.get_map():
             left = None if deadline is None else deadline - time.monotonic()
@@ -252,7 +252,7 @@ class _Console:
 
 
 def results(outcomes: Outcomes, report: str, wanted: int, caller: str = "horovod.run") -> list[Any]:
-    """The results of all ranks, or the error that follows from their outcomes and the launcher's report."""
+    """Return the results of all ranks, or raise the error that follows from their outcomes and the report."""
     returned: dict[int, Any] = {}
     failed: Outcomes = []
     for rank, outcome in outcomes:
@@ -262,7 +262,7 @@ def results(outcomes: Outcomes, report: str, wanted: int, caller: str = "horovod
             failed.append((rank, outcome))
     missing = [rank for rank in range(wanted) if rank not in returned]
     if failed and (missing or report):
-        # Those that only lost another rank come last.
+        # Errors that only report the loss of another rank are sorted to the end.
         failed.sort(key=lambda item: "HorovodInternalError" in item[1].text)
         _raise(*failed[0], caller)
     if report or missing:

@@ -1,4 +1,4 @@
-"""The options of a job: written once, for every function that starts one."""
+"""The options of a job, shared by all functions that start one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TextIO
 
 __all__ = ["JobOptions"]
 
-# Options of `horovodrun` by the fields that they follow from.
+# Fields of `JobOptions` that become an option of `horovodrun` with a value.
 _VALUES = {
     "num_proc": "-np",
     "min_num_proc": "--min-np",
@@ -36,7 +36,7 @@ _SWITCHES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """The options of `horovod.run` and of `run_on_agents`, which describe them; None is the launcher's default."""
+    """Options of `horovod.run` and `run_on_agents`, whose docstrings describe them; None is the launcher's default."""
 
     num_proc: int
     min_num_proc: int | None = None
@@ -68,16 +68,16 @@ class JobOptions:
 
     @property
     def ranks_min(self) -> int:
-        """The fewest ranks with which the job can run."""
+        """Return the fewest ranks with which the job can run."""
         return self.min_num_proc or self.num_proc
 
     @property
     def interfaces(self) -> list[str]:
-        """Names of the interfaces to use; none means all."""
+        """Return the names of the interfaces to use; an empty list means all."""
         return list(self.network_interfaces or [])
 
     def words(self) -> list[str]:
-        """The options as arguments of `horovodrun`."""
+        """Return the options as arguments of `horovodrun`."""
         words: list[str] = []
         for field, name in _VALUES.items():
             if (value := getattr(self, field)) is not None:

@@ -1,4 +1,4 @@
-"""Exchange between `horovod.run` and its ranks, and its address."""
+"""Messages between `horovod.run` and its ranks, and the address at which the ranks reach it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _KEY = "HOROVOD_RUN_KEY"
 
 @dataclasses.dataclass
 class Place:
-    """Where the caller of `horovod.run` can be reached, and the key that proves who is who."""
+    """Addresses of the process that called `horovod.run`, and the key for mutual authentication."""
 
     addresses: list[str]
     key: str
 
     def to_environment(self) -> Mapping[str, str]:
-        """As variables; the launcher passes them on over its agents' standard input."""
+        """Return the place as environment variables; the launcher sends them over its agents' standard input."""
         return {_ADDRESSES: ",".join(self.addresses), _KEY: self.key}
 
     @staticmethod
     def from_environment() -> Place:
-        """As the launcher has set them."""
+        """Return the place from the variables that the launcher has set."""
         try:
             return Place(os.environ[_ADDRESSES].split(","), os.environ[_KEY])
         except KeyError as missing:
@@ -34,14 +34,14 @@ class Place:
 
     @staticmethod
     def remove_from_environment() -> None:
-        """Forget them."""
+        """Remove the variables of the place."""
         for name in (_ADDRESSES, _KEY):
             os.environ.pop(name, None)
 
 
 @dataclasses.dataclass
 class FunctionCall:
-    """Payload for every rank: the pickled function with its arguments, and where modules are searched."""
+    """Payload for every rank: the pickled function with its arguments, and the caller's module search path."""
 
     function: bytes
     sys_path: list[str]
@@ -54,7 +54,7 @@ class Outcome:
     host: str
     # "result", "error", "exit" or "unpicklable"
     kind: str
-    # the pickled result or exception
+    # the pickled result or exception; may be empty
     content: bytes
     text: str
     exit_status: int
@@ -62,7 +62,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """How far a rank is."""
+    """Progress of a rank."""
 
     rank: int
     size: int
@@ -74,7 +74,7 @@ class Report:
 
 
 class PackedException:
-    """An exception that is pickled by its parts, so that its class is not called again when it is unpickled."""
+    """Pickles an exception by its class, arguments and attributes, so that unpickling does not call `__init__`."""
 
     def __init__(self, error: Exception) -> None:
         self._parts = (type(error), error.args, dict(vars(error)))

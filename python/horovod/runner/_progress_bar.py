@@ -1,4 +1,4 @@
-"""A bar that shows what ranks report of their progress, in a terminal or a notebook."""
+"""A bar that shows the reported progress of ranks in a terminal or a notebook."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any, TextIO
 
 from horovod.runner._payloads import Report
 
-# A rank that is behind is named when it has said nothing new for so long.
+# A rank that is behind is named if its last new report is older than this.
 _LATE_S = 5.0
 
 
 class ProgressBar:
-    """The progress of the slowest rank, and what the lowest rank says of itself.
+    """Shows the progress of the slowest rank, and the epoch and values of the lowest rank.
 
     Parameters
     ----------
     clock
-        Seconds.
+        Function that returns the time in seconds.
     make
-        Makes a bar, with the arguments of `tqdm.tqdm`; default tqdm's for this place, or none.
+        Function that makes a bar, with the arguments of `tqdm.tqdm`. Default: `tqdm.auto.tqdm` in a terminal or
+        notebook, if tqdm is installed; otherwise no bar is shown.
     """
 
     def __init__(
@@ -36,16 +37,16 @@ class ProgressBar:
         self._reports: dict[int, tuple[Report, float]] = {}
 
     def take(self, report: Report) -> None:
-        """Show the report of a rank."""
+        """Store the report of a rank, which `show` displays."""
         known = self._reports.get(report.rank)
         if known is None or known[0] != report:
             self._reports[report.rank] = report, self._clock()
-        # An elastic job has become smaller.
+        # Ranks beyond the size have left an elastic job.
         for rank in [rank for rank in self._reports if rank >= report.size]:
             del self._reports[rank]
 
     def show(self) -> None:
-        """Bring the bar up to date."""
+        """Update the bar."""
         if self._make is None or not self._reports:
             return
         leader, _ = self._reports[min(self._reports)]
@@ -74,7 +75,7 @@ class ProgressBar:
 
     @contextlib.contextmanager
     def cleared(self, stream: TextIO) -> Iterator[None]:
-        """The bar out of the way of what is printed meanwhile."""
+        """Remove the bar from the stream inside the block, so that other output can be written."""
         if self._bar is None:
             yield
             return
@@ -82,7 +83,7 @@ class ProgressBar:
             yield
 
     def close(self) -> None:
-        """Leave the last state on the screen."""
+        """Close the bar; its last state stays on the screen."""
         if self._bar is not None:
             self._bar.close()
 

@@ -1,4 +1,4 @@
-"""`horovod.run`: call a function on many ranks and return what each returned."""
+"""`horovod.run`: call a function on several ranks and return their results."""
 
 from __future__ import annotations
 
@@ -46,46 +46,46 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Call `func(*args, **kwargs)` on `num_proc` ranks and return what they returned, in the order of ranks.
+    """Call `func(*args, **kwargs)` on `num_proc` ranks and return their results in the order of ranks.
 
-    The function may be any, also one of a notebook or of the script that calls: no `if __name__ == "__main__"` is
-    needed. Function and results travel over authenticated, encrypted connections; their size is not limited. The ranks'
-    output appears on `sys.stdout` and `sys.stderr` of the caller. The call may come from any thread; Ctrl-C ends the
-    ranks, and no signal handler is changed.
+    The function may be defined anywhere, also in a notebook or in the calling script. The script needs no
+    `if __name__ == "__main__"`. Function and results are sent over authenticated, encrypted connections; their size is
+    not limited. The ranks' output appears on `sys.stdout` and `sys.stderr` of the caller. Any thread may call `run`.
+    Ctrl-C ends the ranks, and no signal handler is changed.
 
     Parameters
     ----------
     func, args, kwargs
         Function to call, and its arguments.
     num_proc
-        Number of ranks; for an elastic job, how many there must be to start.
+        Number of ranks; in an elastic job, the number of ranks that must be available at the start.
     min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script
         As `--min-np`, `--max-np`, `--slots-per-host`, `--reset-limit`, `--blacklist-cooldown-range` and
         `--host-discovery-script` of `horovodrun`.
     hosts, hostfile
-        Where: `host1:2,host2:2`, or a file; default this host.
+        Hosts and their slots, such as `host1:2,host2:2`, or a file of hosts; default this host.
     start_timeout, ssh_port, ssh_identity_file, output_filename, verbose, network_interfaces
         As the options of `horovodrun`.
     use_mpi, mpi_args
-        As `--mpi` and `--mpi-args` of `horovodrun`: the `mpirun` of `PATH` starts the ranks.
+        As `--mpi` and `--mpi-args` of `horovodrun`: the `mpirun` in `PATH` starts the ranks.
     disable_cache, use_gloo
-        Accepted, with no effect: nothing is cached, and the transport is this package's own.
+        Accepted, with no effect: nothing is cached, and Horovod's own transport is always used.
     executable
-        The Python of the ranks; default the caller's.
+        Path of the Python that runs the ranks; default the caller's.
     np, min_np, max_np, network_interface
-        Deprecated names of the above.
+        Deprecated names of `num_proc`, `min_num_proc`, `max_num_proc` and `network_interfaces`.
 
     Raises
     ------
     Exception
         The exception of the function on a rank, with `WorkerTraceback` as its cause and a note that names the rank.
-        It is a `RuntimeError`, too, whatever its class. When several ranks failed, that of the first which did not only
-        lose the others.
+        Its class also derives from `RuntimeError` where Python allows that. If several ranks failed, one exception is
+        raised, preferably one that does not only report the loss of another rank.
     RuntimeError
-        The ranks could not be started, one ended without a result (it was killed, or called `sys.exit`), or
-        its result or exception cannot be pickled.
+        The ranks could not be started; a rank ended without a result (it was killed, or called `sys.exit`); or a result
+        or exception cannot be pickled.
     ValueError
-        Arguments that exclude each other, or that the launcher refuses; nothing was started.
+        Arguments exclude each other, or the launcher refuses them; no rank was started.
     """
     if not callable(func):
         raise TypeError(f"horovod.run: func: expected a function, got {func!r}")
@@ -104,7 +104,7 @@ def run(
     if use_gloo and use_mpi:
         raise ValueError("Argument use_gloo and use_mpi only allow one set True.")
     if hosts is None and hostfile is None and host_discovery_script is None:
-        # In a batch job the launcher would else take the hosts of the allocation.
+        # Without hosts the launcher would use the hosts of the allocation in a batch job.
         hosts = f"localhost:{num_proc}"
     options = JobOptions(
         num_proc=num_proc,

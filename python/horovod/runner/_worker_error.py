@@ -1,4 +1,4 @@
-"""A rank's exception in the calling process: of its own class, and a `RuntimeError`, which the original raises."""
+"""Converts a rank's exception so that it is also a `RuntimeError`, which the original raises."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def also_runtime_error(error: Exception) -> Exception:
-    """The same exception, caught by `except` of its own class as well as by `except RuntimeError`.
+    """Return the exception with a class that derives from its own class and from `RuntimeError`.
 
-    Where its class allows no such subclass, the exception as it is.
+    If there cannot be such a class, return the exception unchanged.
     """
     if isinstance(error, RuntimeError):
         return error
@@ -26,10 +26,10 @@ def also_runtime_error(error: Exception) -> Exception:
 
 
 def _both(kind: type[Exception]) -> type[Exception]:
-    """A class that is both, and goes by the name of the first."""
+    """Return a class that derives from `kind` and `RuntimeError` and has the name of `kind`."""
 
     def __reduce_ex__(self: Exception, protocol: Any) -> tuple[Any, ...]:
-        # Pickled with the class that others can import.
+        # The pickle names `kind`, which other processes can import.
         reduced: Any = super(both, self).__reduce_ex__(protocol)
         call, args, *state = reduced
         return _unpickled, (kind if call is both else call, args, *state)
@@ -48,13 +48,13 @@ def _both(kind: type[Exception]) -> type[Exception]:
 
 
 def _by_its_class(error: Exception, both: type[Exception]) -> Exception:
-    """Possible for classes written in Python; changes nothing else of it."""
+    """Replace the class of the exception and nothing else; this fails for classes written in C."""
     error.__class__ = both
     return error
 
 
 def _by_its_reduction(error: Exception, both: type[Exception]) -> Exception:
-    """As copying makes another: classes of C keep more than `args`."""
+    """Make a new exception as copying does: classes written in C have more state than `args`."""
     reduced: Any = error.__reduce__()
     call, args, *state = reduced
     if call is not type(error) or not isinstance(args, tuple):
@@ -81,7 +81,7 @@ def _unpickled(call: Any, args: tuple[Any, ...], *state: Any) -> Exception:
     try:
         error = call(*args)
     except Exception:
-        # Its `__init__` takes something else than its `args`.
+        # The `__init__` of this class takes other arguments than `args`.
         error = call.__new__(call, *args)
         error.args = args
     _set_state(error, list(state))

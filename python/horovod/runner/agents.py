@@ -1,8 +1,8 @@
-"""Functions on ranks that run in an executor's tasks, through agents that dial the launcher.
+"""Calls a function on ranks that run in an executor's tasks; agents in the tasks connect to the launcher.
 
-For cluster managers that start processes by their own means (Spark tasks, Ray actors, pods): `run_on_agents` starts
-the launcher where it is called and passes its addresses to `Tasks.start`; each task calls `serve_as_agent`. The
-launcher needs no way to the tasks' hosts, no ssh and no names that resolve.
+This serves cluster managers that start processes themselves (Spark tasks, Ray actors, pods). `run_on_agents` starts
+the launcher on the caller's host and passes its addresses to `Tasks.start`. Each task calls `serve_as_agent`. The
+launcher opens no connection to the tasks' hosts, and needs neither ssh nor name resolution.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _KEY = "HOROVODRUN_AGENTS_KEY"
 _PYTHON = "HOROVODRUN_AGENTS_PYTHON"
 _HOST = "HOROVODRUN_AGENTS_HOST"
 _ON_TOP = "HOROVODRUN_SET_"
-# How long an agent tries to reach the launcher.
+# Seconds that an agent tries to reach the launcher.
 _DIAL_LIMIT_S = 30
-# An agent that has lost its parent ends its ranks: SIGTERM, after 30 s SIGKILL.
+# Seconds to wait for an agent to end. An agent that has lost its parent ends its ranks: SIGTERM, after 30 s SIGKILL.
 _END_LIMIT_S = 45.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Invitation:
-    """Address that agents dial, and the key that proves them. Any process with the key can run ranks of the job.
+    """The launcher's addresses, and the key by which agents authenticate.
 
-    An invitation can be pickled: send it only to your own tasks.
+    An invitation can be pickled. Send it only to your own tasks: any process with the key can run ranks of the job.
     """
 
     addresses: tuple[str, ...]
@@ -62,30 +62,33 @@ def serve_as_agent(
 ) -> int:
     """Run a rank of the job as a child of this process until the job is over.
 
-    The rank's working directory and environment are this process's. It ends when this process ends, however that does.
+    The rank inherits the working directory and environment of this process, unless `cwd` or `environment` change them.
+    The rank ends when this process ends, also when this process is killed.
 
     Parameters
     ----------
     invitation
         Argument of `Tasks.start`.
     index
-        Number of the task, from 0. In a job of fixed size that of task 0 is rank 0.
+        Number of the task, from 0. In a job of fixed size the rank of task 0 is rank 0.
     attempt
-        How often this task was started before: of two that are connected the later one stays.
+        How often this task was started before. If two attempts of a task are connected, the later one is kept.
     host
-        A name for the host where the default, its own name and its namespaces, does not tell hosts apart.
+        A name that identifies the host. The default is its hostname and namespaces; set `host` if these are the same
+        on different hosts.
     environment
-        Variables for the rank beside those of this process.
+        Variables for the rank in addition to those of this process; they override variables of the same name.
     cwd
-        Working directory of the rank.
+        Working directory of the rank; default that of this process.
     timeout
-        Seconds to try to reach the launcher. In a job of fixed size the agent gives up earlier if trying on is in vain.
+        Seconds to try to reach the launcher. In a job of fixed size the agent stops earlier if further attempts cannot
+        succeed.
 
     Returns
     -------
     int
-        Exit status of the agent: 0 when the job is over, or does not need this task any more. Why it is another
-        one is on this process's standard error.
+        Exit status of the agent: 0 when the job is over, or does not need this task any more. The cause of any other
+        status is printed to this process's standard error.
     """
     status, _ = serve_and_explain(
         invitation,
@@ -109,7 +112,7 @@ def serve_and_explain(
     cwd: str | os.PathLike[str] | None = None,
     timeout: int = _DIAL_LIMIT_S,
 ) -> tuple[int, str]:
-    """As `serve_as_agent`: the exit status of the agent, and the last line that it said of itself."""
+    """Do what `serve_as_agent` does; return the agent's exit status and the last line of its standard error."""
     words = {
         "addresses": ",".join(invitation.addresses),
         "key": invitation.key,
@@ -135,7 +138,7 @@ def serve_and_explain(
     assert agent.stdin is not None
     last_line = _LastLine(agent)
     try:
-        # An agent that could not even read this says why on its standard error.
+        # An agent that ends before it has read this prints the cause to its standard error.
         with contextlib.suppress(BrokenPipeError):
             agent.stdin.write(text.encode() + b"\n")
             agent.stdin.flush()
@@ -152,7 +155,7 @@ def serve_and_explain(
 
 
 class _LastLine:
-    """An agent's messages about itself: on this process's standard error, and its last line."""
+    """Copies an agent's standard error to that of this process, and keeps the last line."""
 
     def __init__(self, agent: subprocess.Popen[bytes]) -> None:
         assert agent.stderr is not None
@@ -162,7 +165,7 @@ class _LastLine:
         self._thread.start()
 
     def last(self) -> str:
-        """Once it has ended."""
+        """Return the last line that is not empty. Call this after the agent has ended."""
         self._thread.join(_END_LIMIT_S)
         return self._last
 
@@ -171,29 +174,29 @@ class _LastLine:
             for line in self._stream:
                 text = line.decode(errors="replace")
                 self._last = text.strip() or self._last
-                # An executor that ends may have closed it.
+                # An executor that ends may have closed this process's standard error.
                 with contextlib.suppress(OSError, ValueError):
                     sys.stderr.write(text)
                     sys.stderr.flush()
 
 
 class Tasks(Protocol):
-    """The tasks of a job, as a cluster manager starts and ends them.
+    """Starts and ends the tasks of a job through a cluster manager.
 
-    A class may also have the attribute `are_on_this_host`. True means that every task runs on this host, also later
-    ones: then the launcher listens on the loopback only.
+    A class may also have the attribute `are_on_this_host`. True means that every task runs on this host, including
+    tasks that start later. The launcher then listens on the loopback interface only.
     """
 
     def start(self, invitation: Invitation) -> None:
-        """Start tasks that call `serve_as_agent`, numbered from 0; does not wait for them."""
+        """Start tasks that call `serve_as_agent`, numbered from 0; return without waiting for them."""
         ...
 
     def failure(self) -> BaseException | None:
-        """Why no (more) tasks can come; None while they can. Called several times a second."""
+        """Return why no more tasks can start; None while they can. Called several times a second."""
         ...
 
     def stop(self) -> None:
-        """End all tasks. Called once, whatever happened."""
+        """End all tasks. Called once, after success and after errors."""
         ...
 
 
@@ -222,44 +225,46 @@ def run_on_agents(
     late: Callable[[], BaseException] | None = None,
     caller: str = "horovod.run",
 ) -> list[Any]:
-    """Call `func(*args, **kwargs)` on ranks that run in tasks and return what they returned, in the order of ranks.
+    """Call `func(*args, **kwargs)` on ranks that run in tasks and return their results in the order of ranks.
 
-    A job of fixed size begins when `num_proc` tasks have come, and fails when they have not within `start_timeout`
-    seconds; the ranks of a host are consecutive, and the rank of task 0 is rank 0. In an elastic job ranks come and go
-    with their tasks; a task that takes the place of another has its number and a higher attempt.
+    A job of fixed size begins when `num_proc` tasks are connected. It fails if that takes longer than `start_timeout`
+    seconds. The ranks of a host are consecutive, and the rank of task 0 is rank 0. In an elastic job ranks are added
+    and removed with their tasks. A task that replaces another one has the same number and a higher attempt.
 
     Parameters
     ----------
     func, args, kwargs
         Function to call, and its arguments.
     tasks
-        Starts and ends the tasks.
+        Object that starts and ends the tasks.
     num_proc, min_num_proc, max_num_proc, reset_limit, cooldown_range, start_timeout, verbose, output_filename
         As for `horovod.run`.
     elastic_timeout
         Seconds to wait for enough ranks of an elastic job.
     env
-        Variables of the ranks, above those of their tasks. Those of this process count where a task has none.
+        Variables of the ranks; they override the variables of the tasks. A variable of this process is used where the
+        task has none of that name.
     stdout, stderr
-        Where to write what ranks print; default `sys.stdout` and `sys.stderr`.
+        Streams to which the output of the ranks is written; default `sys.stdout` and `sys.stderr`.
     network_interfaces
-        Names of the interfaces to use between hosts, also to this process; default all.
+        Names of the interfaces to use between hosts, and to this process; default all.
     prefix_output_with_timestamp
         Put the local time before each line.
     executable
-        The Python of the ranks; default that of their tasks.
+        Path of the Python that runs the ranks; default the Python of their tasks.
     is_elastic
-        Whether ranks may come and go.
+        Whether ranks may be added and removed while the job runs.
     late
-        Error to raise when no rank of an elastic job has started within `start_timeout`; without it the job waits for
-        `elastic_timeout`.
+        Function that returns the error to raise if no rank of an elastic job has started within `start_timeout`.
+        Without it the job waits for `elastic_timeout`.
     caller
-        The function that the user has called, for messages.
+        Name of the function that the user has called, for messages.
 
     Raises
     ------
     Exception
-        As from `horovod.run`; before all tasks are there, what `tasks.failure()` returned.
+        As from `horovod.run`. If too few ranks run and no more tasks can start, the error that `tasks.failure()`
+        returned.
     """
     options = JobOptions(
         num_proc=num_proc,
@@ -292,12 +297,12 @@ def run_job(
     tasks: Tasks,
     late: Callable[[], BaseException] | None = None,
 ) -> list[Any]:
-    """As `run_on_agents`."""
+    """Do what `run_on_agents` does, with the options as one object."""
     content = pickled(func, args, kwargs, options.caller)
     outcomes, report = launch_on_agents(content, options, tasks=tasks, late=late)
     wanted = options.num_proc
     if options.is_elastic:
-        # Those who have finished together.
+        # The number of ranks that finished together: those before the first rank without a result.
         ranks = {rank for rank, outcome in outcomes if outcome.kind == "result"}
         finished = next(rank for rank in itertools.count() if rank not in ranks)
         wanted = max(options.ranks_min, finished)
@@ -311,10 +316,10 @@ def launch_on_agents(
     tasks: Tasks,
     late: Callable[[], BaseException] | None = None,
 ) -> tuple[Outcomes, str]:
-    """As `run_on_agents`, with a function that is pickled already, to what the ranks bring and the launcher says."""
+    """Run a pickled function like `run_on_agents`; return the outcomes of the ranks and the launcher's report."""
     least = options.ranks_min if options.is_elastic else None
     words = dataclasses.replace(options, min_num_proc=least).words()
-    # An empty program is the Python of the task.
+    # An empty program stands for the Python of the task.
     python = "" if options.executable is None else os.fspath(options.executable)
     command = [find_horovodrun(), "--dialed-agents", *words]
     try:
@@ -330,12 +335,12 @@ def launch_on_agents(
 
 
 def _are_on_this_host(tasks: Tasks) -> bool:
-    """The optional attribute of this name."""
+    """Return the optional attribute `are_on_this_host`; False if there is none."""
     return bool(getattr(tasks, "are_on_this_host", False))
 
 
 class _Watch:
-    """Has the tasks started when the launcher listens, and ends the job when none can come any more."""
+    """Starts the tasks once the launcher listens, and ends the job if too few ranks run and no more tasks can start."""
 
     def __init__(
         self, tasks: Tasks, options: JobOptions, late: Callable[[], BaseException] | None
@@ -363,7 +368,7 @@ class _Watch:
                 return
             self._invited_at = time.monotonic()
             self._tasks.start(Invitation(tuple(events.addresses), self._key, options.is_elastic))
-        # Once a job of fixed size has begun the launcher knows best, and so it does when a rank has finished.
+        # After a job of fixed size has begun, or a rank has finished, the launcher alone decides whether the job fails.
         if events.has_finished or (events.has_started and not options.is_elastic):
             return
         if (

@@ -1,7 +1,8 @@
-"""Ranks that you start yourself: their places, environments and rendezvous.
+"""Places, environments and a rendezvous for ranks that another program starts.
 
-For executors, which have means of their own to start processes (tasks, actors, pods, `subprocess`): tell `assign` on
-which host each process is, give each the environment that it returns, and `hvd.init()` works as under `horovodrun`.
+This serves executors that start processes themselves (tasks, actors, pods, `subprocess`). Pass the host of each process
+to `assign`, and start each process with the environment that `assign` returns. `hvd.init()` then works as under
+`horovodrun`.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ __all__ = ["Rank", "RankZero", "Rendezvous", "RendezvousAddress", "assign", "wit
 
 @dataclasses.dataclass(frozen=True)
 class RendezvousAddress:
-    """Where ranks find each other: the addresses and the key of a `Rendezvous`.
+    """The addresses and the key of a `Rendezvous`, through which ranks connect to each other.
 
-    Any process with the key can join the job: send the key only to the hosts of your ranks.
+    Any process with the key can join the job. Send the key only to the hosts of your ranks.
     """
 
     addresses: tuple[str, ...]
@@ -30,9 +31,10 @@ class RendezvousAddress:
 
 @dataclasses.dataclass(frozen=True)
 class RankZero:
-    """Rank 0 serves the rendezvous during its init, on this port of the address of its process.
+    """Makes rank 0 serve the rendezvous during `init`, on this port of the address of its process.
 
-    Nothing has to run elsewhere, but the port must be free there, and ranks are not told why one of them has died.
+    No other process has to run, but the port must be free on that host. Errors about a dead rank do not contain the
+    cause, because no process calls `Rendezvous.report_death`.
     """
 
     port: int
@@ -40,16 +42,18 @@ class RankZero:
 
 
 class Rendezvous:
-    """Serves the rendezvous of one job from this process, until it is closed.
+    """Serves the rendezvous of one job from this process, until `close` is called.
 
-    This process may be the executor's, or the one that is to be rank 0: then no port has to be known beforehand.
+    This process may be the executor, or the process that becomes rank 0. In contrast to `RankZero`, the system chooses
+    the port.
 
     Parameters
     ----------
     size
         Number of ranks.
     local
-        All of them are on this host: without `interfaces` it listens on the loopback only.
+        Whether all ranks are on this host. The rendezvous then listens on the loopback interface only, unless
+        `interfaces` are given.
     interfaces
         Names of the interfaces to use between hosts; none means all.
     """
@@ -59,15 +63,15 @@ class Rendezvous:
         self.address = RendezvousAddress(tuple(self._served.addresses()), self._served.key())
 
     def has_met(self) -> bool:
-        """Whether all ranks have met."""
+        """Return whether all ranks have connected to each other."""
         return self._served.has_met()
 
     def report_death(self, rank: int, host: str, cause: str) -> None:
-        """Tell the other ranks why one is lost, such as `"killed by signal 9"`: their errors name it."""
+        """Send the other ranks the cause of a rank's death, such as `"killed by signal 9"`, for their error texts."""
         self._served.report_death(rank, host, cause)
 
     def close(self) -> None:
-        """Stop. Ranks that have met go on; they cannot meet again."""
+        """Stop serving. Connected ranks continue; no further `init` can use this rendezvous."""
         self._served.close()
 
     def __enter__(self) -> Self:
@@ -79,7 +83,7 @@ class Rendezvous:
 
 @dataclasses.dataclass(frozen=True)
 class Rank:
-    """A process's part in the job."""
+    """The numbers and variables of one process in the job."""
 
     rank: int
     size: int
@@ -89,10 +93,13 @@ class Rank:
     cross_size: int
     host: str
     variables: Mapping[str, str] = dataclasses.field(repr=False)
-    """Variables with these values for the process, and with the job's key."""
+    """Environment variables for the process: its numbers, and the job's key."""
 
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
-        """`base` (default: this process's) without what it has of another job, and with this rank's variables."""
+        """Return `base` without the variables of any other job, and with the variables of this rank.
+
+        Default of `base`: the environment of this process.
+        """
         return {**without_job(os.environ if base is None else base), **self.variables}
 
 
@@ -102,25 +109,25 @@ def assign(
     *,
     interfaces: Sequence[str] = (),
 ) -> list[Rank]:
-    """Make ranks of processes and return the part of each, in their order.
+    """Assign ranks to processes and return one `Rank` for each process, in the order of `processes`.
 
-    The ranks of a host are consecutive, and hosts follow each other as their first processes do. So the first process
-    is rank 0, and the order of the others may be any.
+    The ranks of a host are consecutive. Hosts are ordered by their first processes. The first process is therefore
+    rank 0; the other processes may be in any order.
 
     Parameters
     ----------
     processes
-        For each its host and an address. Processes with the same host are on one; its name need not resolve. The
-        address is a name or an IP address by which the other hosts reach that host.
+        The host and an address of each process. Processes with the same host name run on the same host; the name need
+        not resolve. The address is a name or an IP address by which the other hosts reach that host.
     rendezvous
-        Where the ranks find each other.
+        Rendezvous through which the ranks connect to each other.
     interfaces
         Names of the interfaces to use between hosts; none means all.
 
     Raises
     ------
     ValueError
-        No processes, a host or address without a name, or a rendezvous that cannot be.
+        `processes` is empty, a host or address is empty, or the rendezvous is invalid.
     """
     addresses, port = (
         ([], rendezvous.port) if isinstance(rendezvous, RankZero) else (rendezvous.addresses, 0)
@@ -137,9 +144,9 @@ def assign(
 
 
 def without_job(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what launchers tell a process of its part in a job.
+    """Return the environment without the variables by which launchers describe a process's part in a job.
 
-    For processes that were part of another job, or whose parents are: what is left over would be believed.
+    Use this for processes that were part of another job, or whose parents are: Horovod would use the old variables.
     """
     names = frozenset(_core.names_of_a_job())
     return {name: value for name, value in environment.items() if name not in names}

@@ -14,27 +14,27 @@ from horovod import _absent
 
 __all__ = ["find_horovodrun", "run_commandline"]
 
-# The folder `horovod` that was imported.
+# The folder of the imported package `horovod`.
 _PACKAGE = Path(__file__).absolute().parent.parent
 
 
 def find_horovodrun() -> str:
-    """Return the path of the installed program.
+    """Return the path of the installed program `horovodrun`.
 
-    The one that was installed with this package counts, wherever that is: in an environment below this one
-    (`python -m venv --system-site-packages`), among the user's own, in a folder (`pip install --target`). If the
-    installation has no record of the program, it is searched where this environment puts its scripts, beside the
-    interpreter, among the user's own scripts, then on the PATH.
+    The program that was installed with this package has precedence. The package may be in an environment below this
+    one (`python -m venv --system-site-packages`), in the user's packages, or in a folder (`pip install --target`). If
+    the installation has no record of the program, these places are searched in order: the scripts of this environment,
+    the interpreter's folder, the user's scripts, the PATH.
 
     Raises
     ------
     FileNotFoundError
-        It is in none of these places; the message lists them.
+        The program is in none of these places; the message lists them.
     """
     user_scheme = sysconfig.get_preferred_scheme("user")
     places = [
         *_recorded(),
-        # `pip install --target` moves files without noting it in the record.
+        # `pip install --target` moves files without updating the record.
         _PACKAGE.parent / "bin",
         Path(sysconfig.get_path("scripts")),
         Path(sys.executable).parent,
@@ -52,7 +52,7 @@ def find_horovodrun() -> str:
 
 
 def _recorded() -> list[Path]:
-    """Where the distribution that this package was installed with has put its scripts."""
+    """Return the folders of `horovodrun` in the record of the distribution that contains this package."""
     places = []
     for distribution in importlib.metadata.distributions(name="horovod"):
         if not _is_same(Path(str(distribution.locate_file("horovod"))), _PACKAGE):
@@ -71,13 +71,13 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def run_commandline() -> NoReturn:
-    """Become `horovodrun` with this process's arguments; does not return."""
+    """Replace this process by `horovodrun` with the same arguments; does not return."""
     program = find_horovodrun()
     os.execv(program, [program, *sys.argv[1:]])
 
 
 def __getattr__(name: str) -> NoReturn:
-    # Also where this file is run: then its name is another.
+    # The name is a literal, because `__name__` differs when this file is run.
     _absent.raise_missing("horovod.runner.launch", name)
 
 

@@ -1,6 +1,6 @@
-"""A rank of `horovod.run`: fetches the function, calls it, brings back what it returned or raised.
+"""A rank of `horovod.run`: fetches the function, calls it, and sends back its result or exception.
 
-Started as `python -m horovod.runner.run_task` by `horovodrun`, never by hand.
+`horovodrun` starts this module as `python -m horovod.runner.run_task`; users do not start it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from horovod import _core, progress
 from horovod.common.basics import called_for_script
 from horovod.runner import _payloads
 
-# How long to look for the process that called `horovod.run`.
+# Seconds to try to reach the process that called `horovod.run`.
 _TIMEOUT_S = 60.0
 
 
 def main() -> int:
-    """Do all of it; the exit status."""
+    """Fetch the function, call it, send its outcome, and return the exit status."""
     payloads = _payloads.Place.from_environment()
-    # Neither children nor the function need the key.
+    # The function and child processes must not see the key.
     _payloads.Place.remove_from_environment()
     rank = int(os.environ["HOROVOD_RANK"])
     content = _core.fetch_payload(payloads.addresses, payloads.key, rank, _TIMEOUT_S)
@@ -43,7 +43,7 @@ def main() -> int:
 def _call(job: _payloads.FunctionCall) -> _payloads.Outcome:
     host = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
     try:
-        # Modules that the caller could import can be imported here, too, where they exist.
+        # The rank can then import the caller's modules, if their folders exist on this host.
         sys.path.extend(place for place in job.sys_path if place not in sys.path)
         func, args, kwargs = cloudpickle.loads(job.function)
         with called_for_script():
@@ -66,7 +66,7 @@ def _call(job: _payloads.FunctionCall) -> _payloads.Outcome:
 
 
 def _pickled_exception(error: BaseException) -> bytes:
-    """The exception, if it survives the way there and back: many with arguments of their own do not."""
+    """Return the pickled exception; empty if unpickling does not restore it, as with many custom constructors."""
     if not isinstance(error, Exception):
         return b""
     # Pickling calls the class with `args`, which fails or garbles the text where `__init__` takes something else.

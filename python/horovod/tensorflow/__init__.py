@@ -93,7 +93,7 @@ __all__ = [
     "vars_to_refs",
 ]
 __all__ += _api.__all__
-# There are no handles that could be polled, and these are functions of TensorFlow's.
+# TensorFlow's operations have no handles to poll. The other three names are replaced by functions for TensorFlow.
 __all__.remove("poll")
 __all__.remove("join")
 __all__.remove("allgather_object")
@@ -104,7 +104,7 @@ __all__ += _reductions.__all__
 
 
 def __getattr__(name: str) -> Any:
-    # The layer's base class is Keras's, which takes seconds to import.
+    # The layer's base class is in Keras, whose import takes seconds.
     if name == "SyncBatchNormalization":
         from horovod.tensorflow import sync_batch_norm
 

@@ -1,4 +1,4 @@
-"""The Adasum delta optimizer: every rank takes its own steps, and the ranks' moves are combined with Adasum."""
+"""The Adasum delta optimizer: every rank takes its own steps, and Adasum combines the ranks' weight changes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _START = "delta_start"
 class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):
     """Combines weight changes instead of gradients.
 
-    Each call of `apply_gradients` lets the wrapped optimizer move the variables with this rank's gradients. Every N-th
-    call the moves since the last combination are reduced with Adasum and applied to the variables as they were then.
-    For N > 1 those are kept in slots called "delta_start", and calls are counted in the variable "step_count".
+    In each call of `apply_gradients` the wrapped optimizer updates the variables with this rank's gradients. Every N-th
+    call reduces the changes since the last combination with Adasum, and adds the result to the values that the
+    variables had then. For N > 1 the slots "delta_start" store these values, and the variable "step_count" counts the
+    calls.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):
         super().__init__(
             name=name or f"DistributedDelta{type(optimizer).__name__}", use_locking=use_locking
         )
-        # The scope that pairs operations across ranks: without the class, which may differ between ranks.
+        # The scope pairs operations across ranks. It does not contain the class, which may differ between ranks.
         self._scope = f"{name or 'DistributedDeltaOptimizer'}_Allreduce"
         self._optimizer = optimizer
         self._device_dense = device_dense
@@ -52,21 +53,21 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):
         self._starts: dict[Any, Any] = {}
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the wrapped optimizer: gradients stay local."""
+        """Return the gradients of the wrapped optimizer, which are not reduced."""
         return self._optimizer.compute_gradients(*args, **kwargs)
 
     @unconverted
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: str | None = None
     ) -> Any:
-        """Take a local step; every N-th time combine the ranks' moves."""
+        """Take a local step; every N-th call also combines the ranks' weight changes."""
         grads_and_vars = list(grads_and_vars)
         moved = [var for grad, var in grads_and_vars if grad is not None]
 
         def take_step() -> Any:
             return self._optimizer.apply_gradients(grads_and_vars, global_step, name)
 
-        # Between two reductions each rank takes steps of its own.
+        # Between two reductions the ranks take different steps, so the report waits for one combination.
         note_step(moved, global_process_set, after=self._passes)
         with tf.name_scope(self._scope):
             if self._passes == 1:
@@ -78,18 +79,18 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):
             return self._step_of_several(moved, take_step)
 
     def get_slot(self, var: Any, name: str) -> Any:
-        """That of the wrapped optimizer, or "delta_start"."""
+        """Return a slot of the wrapped optimizer, or "delta_start"."""
         if name == _START:
             return self._starts.get(key_of(var))
         return self._optimizer.get_slot(var, name)
 
     def get_slot_names(self) -> list[str]:
-        """Those of the wrapped optimizer, and "delta_start" where it is used."""
+        """Return the slot names of the wrapped optimizer, and "delta_start" if it is used."""
         own = [_START] if self._passes > 1 else []
         return [*self._optimizer.get_slot_names(), *own]
 
     def variables(self) -> list[Any]:
-        """Those of the wrapped optimizer and its own."""
+        """Return the variables of the wrapped optimizer, and those of this object."""
         own = [] if self._step_count is None else [self._step_count]
         return [*self._optimizer.variables(), *own, *self._starts.values()]
 
@@ -111,7 +112,7 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):
         with tf.control_dependencies(_ops([counted])):
             ends = tf.equal(self._step_count.read_value() % self._passes, 0)
             values, begun = _read(moved), _read(starts)
-            # Assigned outside: within a condition a variable of the reference kind cannot be.
+            # The assignment is outside of the condition, in which a reference variable cannot be assigned.
             combined = tf.cond(
                 ends,
                 lambda: self._combined(values, begun),
@@ -121,7 +122,7 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):
             return _assigned(moved, combined)
 
     def _combined(self, values: Sequence[Any], starts: Sequence[Any]) -> list[Any]:
-        """Where the variables come to when the moves of all ranks are combined."""
+        """Return the values of the variables after the weight changes of all ranks are combined."""
         if takes_part(global_process_set) is False:
             return [tf.identity(value) for value in values]
         deltas = [value - start for value, start in zip(values, starts, strict=True)]
@@ -155,7 +156,7 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):
 
 
 def _copy(var: Any) -> Any:
-    """The value of a variable that no later assignment changes; what is read of a reference variable is its memory."""
+    """Return the variable's value in other memory; reading a reference variable returns the variable's own memory."""
     value = var.read_value()
     is_resource = var.dtype == var.dtype.base_dtype
     return tf.identity(value) if is_resource else tf.raw_ops.DeepCopy(x=value)
@@ -166,7 +167,7 @@ def _read(variables: Sequence[Any]) -> list[Any]:
 
 
 def _assigned(variables: Sequence[Any], values: Sequence[Any]) -> Any:
-    """The operation that assigns the values; nothing eagerly, when the assignments have been done."""
+    """Assign the values; return the grouped operation in graphs, and None in eager execution."""
     pairs = zip(variables, values, strict=True)
     return tf.group(*_ops([variable.assign(value) for variable, value in pairs]))
 

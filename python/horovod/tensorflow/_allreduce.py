@@ -1,4 +1,4 @@
-"""Reductions of dense tensors and `tf.IndexedSlices`, alone and in groups, checked before anything is sent."""
+"""Reductions of dense tensors and `tf.IndexedSlices`, single and in groups; arguments are checked before sending."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ _grouped_reducescatter = mpi_ops._grouped_reducescatter
 
 
 def on_device(device: str) -> AbstractContextManager[Any]:
-    """Where operations are placed; TensorFlow decides if the name is empty."""
+    """Return a context that places operations on a device; TensorFlow chooses if the name is empty."""
     context: AbstractContextManager[Any] = tf.device(device) if device else nullcontext()
     return context
 
 
 def set_size(process_set: ProcessSet) -> Any:
-    """Number of members: of an elastic job a tensor that is evaluated each time, else a number."""
+    """Return the number of members: in elastic jobs a tensor that is evaluated in each run, otherwise an integer."""
     if _core.is_elastic():
         return mpi_ops.size_op(_set_id(process_set))
     return process_set.size()
 
 
 def divided_by_size(tensor: Any, process_set: ProcessSet) -> Any:
-    """A tensor, or the values of slices, divided by the number of members; integers toward zero."""
+    """Return a tensor or slices divided by the number of members; integers are rounded toward zero."""
     if isinstance(tensor, tf.IndexedSlices):
         if tensor.dtype.is_integer:
-            # As of dense tensors: the sum of equal rows is rounded, not each of them.
+            # Rows with the same index are added before the rounding, as in dense tensors.
             tensor = _summed_rows(tensor)
         values = divided_by_size(tensor.values, process_set)
         return tf.IndexedSlices(values, tensor.indices, tensor.dense_shape)
@@ -56,14 +56,14 @@ def divided_by_size(tensor: Any, process_set: ProcessSet) -> Any:
 
 
 def _summed_rows(slices: Any) -> Any:
-    """The same slices with each index once."""
+    """Return slices with each index once, whose values are the sums of the rows with that index."""
     indices, places = tf.unique(slices.indices)
     values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices))
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def check_reduction(tensors: Sequence[Any], reduction: Reduction) -> None:
-    """Raise what the arguments of a reduction deserve; nothing was sent then."""
+    """Raise an error if the arguments of a reduction do not fit together; nothing is sent."""
     op, prescale, postscale, process_set = reduction
     if op == Adasum and process_set.process_set_id != 0:
         raise NotImplementedError("Adasum does not support non-global process sets yet.")
@@ -81,7 +81,7 @@ def check_reduction(tensors: Sequence[Any], reduction: Reduction) -> None:
 
 
 def _is_int32(value: Any) -> bool:
-    """Whether TensorFlow makes an int32 of this Python integer, or of lists of them."""
+    """Return whether TensorFlow converts this Python integer, or nested list of integers, to int32."""
     if isinstance(value, list | tuple):
         return bool(value) and all(map(_is_int32, value))
     return type(value) is int and tf.int32.min <= value <= tf.int32.max
@@ -94,7 +94,7 @@ def _magnitudes(value: Any) -> list[int]:
 
 
 def _check_constants(tensors: Sequence[Any], reduction: Reduction) -> None:
-    """Raise if a sum or product of a graph's constants of type int32 may not fit into that type."""
+    """Raise OverflowError if a sum or product of int32 constants of a graph may not fit into int32."""
     size = reduction.process_set.size() or 1
     factor = abs(reduction.prescale_factor * reduction.postscale_factor)
     for value in _magnitudes(list(tensors)):
@@ -107,12 +107,12 @@ def _check_constants(tensors: Sequence[Any], reduction: Reduction) -> None:
 
 
 def _as_int32(result: Any) -> Any:
-    """The same values, on all ranks.
+    """Return an int64 result as int32. The result is equal on all ranks, so all ranks raise or none.
 
     Raises
     ------
     OverflowError
-        A value does not fit.
+        A value does not fit into int32.
     """
     values = result.numpy()
     if values.size and (values.min() < tf.int32.min or values.max() > tf.int32.max):
@@ -144,36 +144,36 @@ def allreduce(
     Parameters
     ----------
     tensor
-        Tensor, variable or array of any shape, the same shape and dtype on every rank; or `tf.IndexedSlices`, whose
-        rows are collected from all ranks: rows with the same index count as their sum, as everywhere in TensorFlow.
-        Slices take only Sum and Average, no factors, and are not compressed.
+        Tensor, variable or array of any shape, the same shape and dtype on every rank; or `tf.IndexedSlices`. Slices
+        are gathered: the result has the rows of all ranks, and rows with the same index stand for their sum, as
+        everywhere in TensorFlow. Slices support only `Sum` and `Average`, no factors, and are not compressed.
     average
         Deprecated: use `op`.
     device_dense, device_sparse
-        Where tensors and slices are placed, such as "/cpu:0"; TensorFlow decides if empty.
+        Devices on which operations on tensors and on slices are placed, such as "/cpu:0"; TensorFlow chooses if empty.
     compression
-        How the tensor is made smaller on the wire: `Compression.none` or `Compression.fp16`.
+        Compression of the sent tensor: `Compression.none` or `Compression.fp16`.
     op
         `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`.
     prescale_factor, postscale_factor
-        Multiply the tensor before and after.
+        Factors by which the tensor is multiplied before and after the reduction.
     name
-        Pairs the call across ranks in graphs. Without one the input's name does.
+        Name that pairs the call across ranks in graphs; default a name made from the input's name.
     process_set
         The ranks that take part.
     ignore_name_scope
-        Pair by the last part of the name only, whatever scopes are around the call.
+        Whether to pair by the last part of the name only, without the name scopes around the call.
 
     Raises
     ------
     ValueError
-        Both `op` and `average` are given, or `op` is no operator.
+        Both `op` and `average` are given, or `op` is not an operator.
     OverflowError
-        The result of Python integers does not fit into int32, which TensorFlow makes of them.
+        `tensor` consists of Python integers, which TensorFlow converts to int32, and the result does not fit.
     NotImplementedError
-        A combination that cannot be done, such as slices with `Min`. Nothing was sent.
+        The combination of arguments is not supported, such as slices with `Min`. Nothing was sent.
     tf.errors.FailedPreconditionError
-        Ranks disagree (the message names the tensor, who and both values), or Horovod is not initialised.
+        Ranks disagree (the message names the tensor, the ranks and both values), or Horovod is not initialised.
     tf.errors.UnknownError
         A rank was lost.
     """
@@ -211,14 +211,14 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Combine several tensors of every rank as one operation: none is reduced before all are ready on all ranks.
+    """Combine several tensors of every rank as one operation, which starts when all are ready on all ranks.
 
     Parameters
     ----------
     tensors
         Tensors of one dtype, and `tf.IndexedSlices`, in any mixture.
 
-    The others are those of `allreduce`, as are the errors.
+    The other parameters and the errors are those of `allreduce`.
 
     Returns
     -------
@@ -269,16 +269,18 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Combine one tensor of every rank; each gets its share of the result's rows, the first ranks one more.
+    """Combine one tensor of every rank and return this rank's share of the result's rows.
+
+    If the rows cannot be divided evenly, the first ranks get one row more.
 
     Parameters
     ----------
     tensor
-        Of at least one dimension; the same shape and dtype on every rank.
+        Tensor of at least one dimension; the same shape and dtype on every rank.
     op
         `Average` or `Sum`.
 
-    The others are those of `allreduce`, as are the errors.
+    The other parameters and the errors are those of `allreduce`.
     """
     code = resolve_op(op, None)
     reduction = Reduction(code, prescale_factor, postscale_factor, process_set)
@@ -303,7 +305,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     name: str | None = None,
 ) -> Any:
-    """As `reducescatter`, of several tensors of one dtype as one operation."""
+    """Reduce and scatter several tensors of one dtype as one operation; see `reducescatter`."""
     if not tensors:
         return tensors
     code = resolve_op(op, None)
@@ -325,11 +327,11 @@ def _compressed(
     reduction: Reduction,
     reduce: Callable[[Sequence[Any]], Sequence[Any]],
 ) -> list[Any]:
-    """The decompressed results of `reduce` on the compressed tensors."""
-    # A sum of int32 may wrap. As int64 it is the same on all ranks, and all raise if it does not fit.
+    """Compress the tensors, call `reduce` on them, and return the decompressed results."""
+    # A sum of int32 may wrap. As int64 the sum is equal on all ranks, and all raise if it does not fit into int32.
     is_widened = reduction.op in (Sum, Product) and all(map(_is_int32, tensors))
     if is_widened and not tf.executing_eagerly():
-        # The values of results are not known while a graph is built.
+        # While a graph is built the results have no values, so the constants are checked instead.
         _check_constants(tensors, reduction)
         is_widened = False
     with on_device(device):
@@ -351,7 +353,7 @@ def _reduced_slices(
     ignore_name_scope: bool,
     grouped: bool,
 ) -> list[Any]:
-    """All ranks' rows of each, one after the other; divided if they are to be averaged."""
+    """Return slices with the concatenated rows of all ranks, divided by the number of members for `Average`."""
 
     def gathered(what: str, tensors: Sequence[Any]) -> Sequence[Any]:
         options: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Code that runs as it is written while `tf.function` traces: AutoGraph would rewrite it, slowly and for nothing."""
+"""Excludes functions from AutoGraph, whose conversion in `tf.function` is slow and has no effect for them."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,6 +9,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def unconverted(function: _F) -> _F:
-    """Decorate a function that uses no Python conditions or loops on tensors; what it calls is not rewritten either."""
+    """Exclude a function, and the functions that it calls, from AutoGraph's conversion.
+
+    The function must not use Python conditions or loops on tensors.
+    """
     marked: _F = tf.autograph.experimental.do_not_convert(function)
     return marked

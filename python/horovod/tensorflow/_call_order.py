@@ -1,14 +1,14 @@
-"""Order of the calls in a program that XLA compiles: of each graph, a tensor that needs the graph's last call.
+"""Orders the calls in a program that XLA compiles: each call has an operand that depends on the call before.
 
-On a GPU a call waits for the other ranks before the next one begins, so all ranks must make a program's calls in one
-order. So they must on the CPU where XLA runs a program's parts one after the other: short ones, and those with small
-tensors only. XLA orders what is independent by itself, for each process anew: by what else the program computes, by
-which variables it assigns, by what it has measured of kernels. So each call has one operand more, for which the core
-has no use: a result of the call before it.
+On a GPU a call waits for the other ranks before the next one begins. All ranks must therefore make a program's calls
+in one order. The same is true on the CPU if XLA runs the parts of a program one after the other, as in short programs
+or with small tensors only. XLA orders independent operations in each process separately, by other computations of the
+program, by its assignments, and by measured kernels. Each call therefore has an additional operand, a result of the
+call before, which the core ignores.
 
-The call before may be in a function that the graph calls, a branch or a loop; then it is a result of that which is
-computed from a call's, or a variable that is assigned such a value there. A call in such a function needs what comes
-before it where the function stands.
+The call before may be inside a function, branch or loop. The operand is then a result of that node that is computed
+from a call's result, or a variable to which such a value is assigned. The first call inside a function depends on the
+call before the node that runs the function.
 """
 
 import functools
@@ -23,19 +23,19 @@ from tensorflow.python.ops import handle_data_util as _handles
 
 from horovod.tensorflow._graphs import BRANCHES, CALLS, LOOPS, function_of
 
-# In the place of an argument's number: a call of the core.
+# Stands for a call of the core in a set of argument numbers.
 _CALL: Final = -1
 
 Needs = frozenset[int]
 
-# How many operations of each graph have been looked at, and the name of a tensor that needs the last call among them.
+# For each graph the number of operations scanned so far, and the name of a tensor that depends on the last call.
 _last: "weakref.WeakKeyDictionary[Any, tuple[int, str | None]]" = weakref.WeakKeyDictionary()
 
 
 def before() -> Any:
-    """A tensor that needs the call before one that is made now; None: there is none in this function.
+    """Return a tensor that depends on the last call so far in this function; None if there is no such call.
 
-    It has at least one element, but for results of calls that have none.
+    The tensor has at least one element, unless the results of the call have none.
     """
     graph = _ops.get_default_graph()
     while True:
@@ -46,13 +46,13 @@ def before() -> Any:
 
 
 def note(results: list[Any]) -> None:
-    """The call that has been made last has these results."""
+    """Record the results of the call that was just added to the graph."""
     graph = _ops.get_default_graph()
     _last[graph] = len(graph.get_operations()), _smallest(results).name
 
 
 def zero_after(tensor: Any) -> Any:
-    """The number 0, an int64 scalar, for which XLA needs the tensor, if that has elements."""
+    """Return 0 as an int64 scalar that XLA computes from the tensor; a constant if the tensor has no elements."""
     if not tensor.shape.num_elements():
         return tf.constant(0, tf.int64)
     first = tf.reshape(tensor, [-1])[0]
@@ -60,7 +60,7 @@ def zero_after(tensor: Any) -> Any:
         byte = tf.cast(tf.cast(first, tf.bool), tf.uint8)
     else:
         byte = tf.cast(first, tf.uint8)
-    # XLA does not ask which values an integer can have.
+    # XLA does not analyse the range of integers, so it does not replace this by a constant.
     return tf.bitwise.right_shift(tf.cast(byte, tf.int64), tf.constant(8, tf.int64))
 
 
@@ -76,7 +76,10 @@ def _last_of(graph: Any) -> Any:
 
 
 def _needing(operation: Any) -> Any:
-    """A tensor that needs the calls inside of an operation; None: there are none, or nothing is computed from them."""
+    """Return a tensor that depends on the calls inside of an operation.
+
+    Return None if there are no calls, or nothing is computed from their results.
+    """
     if operation.type not in CALLS | BRANCHES | LOOPS:
         return None
     outputs, written = _needs_of_node(operation.node_def)
@@ -94,7 +97,7 @@ def _needing(operation: Any) -> Any:
         if len(kinds) == 1 and _is_array(kinds[0]):
             with operation.graph.as_default():
                 value = tf.raw_ops.ReadVariableOp(resource=resource, dtype=kinds[0])
-                # Not the variable itself, which could not be updated in place then.
+                # One element only: a reference to the whole value would prevent updates in place.
                 return tf.reshape(value, [-1])[:1]
     return None
 
@@ -104,7 +107,7 @@ def _is_array(dtype: Any) -> bool:
 
 
 def _smallest(tensors: list[Any]) -> Any:
-    """That keeps the least memory; but XLA takes tensors without elements out of a program."""
+    """Return the smallest tensor that has elements: it uses the least memory, and XLA removes empty tensors."""
 
     def size(tensor: Any) -> tuple[bool, int]:
         elements = tensor.shape.num_elements()
@@ -115,9 +118,9 @@ def _smallest(tensors: list[Any]) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _needs(function: str) -> tuple[tuple[Needs, ...], Needs]:
-    """For each result of a function its inputs: numbers of arguments, or `_CALL`.
+    """Return the dependencies of each result of a function, as numbers of arguments or `_CALL`.
 
-    Also the arguments that are variables to which values computed from a call are assigned.
+    The second value is the set of arguments that are variables to which values computed from a call are assigned.
     """
     definition = _context.context().get_function_def(function)
     arguments = {argument.name: i for i, argument in enumerate(definition.signature.input_arg)}
@@ -161,20 +164,20 @@ def _needs(function: str) -> tuple[tuple[Needs, ...], Needs]:
 
 
 def _needs_of_node(node: Any) -> tuple[tuple[Needs, ...], Needs]:
-    """As `_needs`, of a node that runs functions: what its outputs need of its inputs, and which it assigns."""
+    """Return the dependencies of a node that runs functions, in terms of its inputs; see `_needs`."""
     functions = [_needs(name) for name in _functions_of(node)]
     first = 1 if node.op in BRANCHES else 0
     written = _union({first + i for i in its} for _, its in functions)
     if node.op in CALLS:
         return functions[0][0], written
-    # A branch or a loop ends as a whole, and needs all that goes in.
+    # All outputs of a branch or a loop are available at its end, and depend on all inputs.
     inputs = frozenset(i for i, name in enumerate(node.input) if not name.startswith("^"))
     outputs = zip(*(its for its, _ in functions), strict=True)
     return tuple(inputs | ({_CALL} & _union(its)) for its in outputs), written
 
 
 def _functions_of(node: Any) -> list[str]:
-    """Of which it runs one, perhaps again and again, with its inputs but the condition."""
+    """Return the functions of a node. The node runs one of them, loops repeatedly, without the condition as input."""
     if node.op in LOOPS:
         return [node.attr["body"].func.name]
     if node.op in CALLS:

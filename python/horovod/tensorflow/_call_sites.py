@@ -1,9 +1,9 @@
-"""Call sites of functions inside a compiled program, as numbers that distinguish operations of one name.
+"""Numbers the call sites of functions inside a compiled program, to distinguish operations of the same name.
 
-TensorFlow traces a `tf.function` once and may call it at several places of a program. An operation named in the trace
-has one name at all of them; XLA may run the places in any order, another one on each rank, and then ranks would pair
-operands of different places. So a function gets one input more, a capture whose value is made where the function is
-called: a number that is different at each place, and the same on all ranks that trace the same program.
+TensorFlow traces a `tf.function` once and may call it at several sites of a program. An operation of the trace has the
+same name at all sites. XLA may run the sites in a different order on each rank, and ranks would then pair operands of
+different sites. Each function therefore has an additional captured input, whose value is made at the call site. The
+value differs between sites, and is equal on all ranks that trace the same program.
 """
 
 import weakref
@@ -19,36 +19,36 @@ from horovod.tensorflow import _call_order
 from horovod.tensorflow._graphs import BRANCHES, CALLS, LOOPS, function_of, is_compiled
 
 _KEY: Final = "horovod call site"
-# Numbers of nested calls are digits to this base, in integers of 64 bits that wrap around.
+# The numbers of nested calls are digits in this base of a 64-bit integer that wraps around.
 _BASE: Final = 1_000_003
 _NODES: Final = CALLS | BRANCHES | LOOPS
-# Graphs of gradients with operations in them, and the tensor of the differentiated function that holds its call site.
+# For each gradient graph with operations, the call-site tensor of the differentiated function.
 _gradients: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
 
 def current() -> Any:
-    """Where the function that is being traced is called: an int64 scalar, 0 where a program begins.
+    """Return the call site of the traced function as an int64 scalar, 0 for the outermost function of a program.
 
-    None in a graph that is no function, which is not called.
+    Return None if the graph is not a function.
 
     Raises
     ------
     NotImplementedError
-        In the gradient of an inner function, of which TensorFlow does not tell where it is called.
+        The graph is the gradient of an inner function, whose call site TensorFlow does not provide.
     """
     function = function_of(_ops.get_default_graph())
     return _of(function) if isinstance(function, _func_graph.FuncGraph) else None
 
 
 def note_gradient(site: Any) -> None:
-    """The operation that is being made belongs to the gradient of a function that is called at `site`."""
+    """Record `site` as the call site of the differentiated function, if the current function is a gradient."""
     function = function_of(_ops.get_default_graph())
     if site is not None and _is_gradient(function):
         _gradients[function] = site
 
 
 def _is_gradient(function: Any) -> bool:
-    """Whether TensorFlow has made this graph of a function to differentiate it."""
+    """Return whether TensorFlow made this graph as the gradient of a function."""
     return str(getattr(function, "name", "")).startswith("__backward_")
 
 
@@ -78,7 +78,7 @@ def _of(function: Any) -> Any:
 
 
 def _caller_of(function: Any, spec: Any) -> Callable[[], list[Any]]:
-    """The function that TensorFlow calls for the captured value, wherever the captured function is called."""
+    """Return the function that computes the captured value; TensorFlow calls it at each call site."""
 
     def number() -> list[Any]:
         _refuse_repeated_gradients(function())
@@ -90,14 +90,14 @@ def _caller_of(function: Any, spec: Any) -> Callable[[], list[Any]]:
             site += factor * (1 + sum(op.type in _NODES for op in graph.get_operations()))
             factor *= _BASE
             if not isinstance(graph, _func_graph.FuncGraph):
-                # A graph that a session runs: the program begins at this place in it.
+                # The graph of a session is not a function, so it has no call site of its own.
                 calls = tf.constant(0, tf.int64)
             elif graph is function_of(graph):
                 calls = _of(graph)
             graph = getattr(graph, "outer_graph", None)
         result = calls * _wrapped(factor) + _wrapped(site)
         before = _call_order.before()
-        # The function's first call, which takes the number, comes after those before the function then.
+        # This sum makes the function's first call, an operand of which is the number, depend on the call before.
         return [result if before is None else result + _call_order.zero_after(before)]
 
     number.output_spec = spec  # type: ignore[attr-defined]
@@ -109,12 +109,12 @@ def _wrapped(number: int) -> int:
 
 
 def _refuse_repeated_gradients(graph: Any) -> None:
-    """One call may be differentiated once: the gradient is a function, too, whose call sites are not known.
+    """Check that each call in a graph is differentiated at most once: call sites of gradients cannot be distinguished.
 
     Raises
     ------
     NotImplementedError
-        It is done twice, by a persistent tape.
+        A persistent tape differentiates a call twice.
     """
     if graph is None or not _gradients:
         return

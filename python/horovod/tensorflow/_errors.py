@@ -1,4 +1,4 @@
-"""Which errors of TensorFlow mean that a collective operation failed."""
+"""Recognises errors of TensorFlow that report a failed collective operation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from horovod.common.exceptions import (
     ReplicasDifferError,
 )
 
-# Statuses that our kernels end with, but for that of arguments without meaning; XLA says Internal for all.
+# Statuses of our kernels' errors, except for invalid arguments. In compiled programs every error is Internal.
 _STATUSES = (
     tf.errors.UnknownError,
     tf.errors.FailedPreconditionError,
@@ -24,13 +24,16 @@ _STATUSES = (
 )
 
 
-# Kernels whose operation failed on all ranks name it, or the tensor upon which the ranks disagree.
+# Parts of error texts: our kernels name the failed operation, or the tensor about which the ranks disagree.
 _OURS = ("Horovod", "(tensor tensorflow.")
 
 
 @contextmanager
 def as_horovod_errors() -> Iterator[None]:
-    """Raise HorovodInternalError in place of TensorFlow's error when one of our operations failed."""
+    """Raise a Horovod error in place of TensorFlow's error if one of our operations failed in the block.
+
+    The error is `ReplicasDifferError`, `HorovodStalledError`, or otherwise `HorovodInternalError`.
+    """
     try:
         yield
     except _STATUSES as error:
@@ -38,10 +41,10 @@ def as_horovod_errors() -> Iterator[None]:
         if not any(mark in text for mark in _OURS):
             raise
         if isinstance(error, tf.errors.DataLossError):
-            # TensorFlow says the same of a file that is damaged.
+            # TensorFlow uses this status also for damaged files.
             if not is_difference(text):
                 raise
             raise ReplicasDifferError(text) from error
-        # Ranks that wait for each other for ever are told so by this status.
+        # The kernels use this status if ranks wait for each other forever.
         is_stall = isinstance(error, tf.errors.AbortedError)
         raise (HorovodStalledError if is_stall else HorovodInternalError)(text) from error

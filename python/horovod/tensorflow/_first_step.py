@@ -1,4 +1,4 @@
-"""Reports variables before one of the first reductions of their gradients, after the broadcast that scripts make."""
+"""Reports checksums of variables before an early reduction of their gradients, once scripts have broadcast them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from horovod.tensorflow import _xla
 from horovod.tensorflow._variables import tf_variable
 
 AFTER = 15
-"""Reductions before the report. Scripts broadcast after the first step, which may have several reductions."""
+"""Reductions before the report. Scripts broadcast after the first step, and that step may make several reductions."""
 
 _ADVICE = "Call hvd.broadcast_variables(model.variables, {}) after the first step at the latest."
-# Variables that a function of TensorFlow reads: each costs a step of it a fraction of a microsecond for ever.
+# Most variables that a TensorFlow function reads for the report. Each adds a fraction of a microsecond to every step.
 _IN_FUNCTIONS_MAX = 16
-# Sets of variables with the same first one; gradients of further sets are not counted.
+# Most sets of variables that have the same first variable; steps of further sets are not counted.
 _SETS_MAX = 16
 _SETS = "_hvd_first_steps"
 _HOST = "/cpu:0"
 
 
 class _Readable:
-    """Variables of TensorFlow, read outside of functions."""
+    """Reads TensorFlow variables outside of functions."""
 
     def shape_of(self, tensor: Any) -> _replicas.Shape:
         dtype = tensor.dtype.base_dtype
@@ -40,10 +40,11 @@ class _Readable:
 
 
 class _FirstStep(_replicas.FirstStep):
-    """Of some variables.
+    """Counts the steps of one set of variables until their report.
 
-    Functions of TensorFlow count the steps in a resource that they find by its name: a function that captured a
-    variable could not be saved. The resource exists until the report, and not where a saved function is loaded.
+    TensorFlow functions count the steps in a resource that they find by its name, because a function that captured a
+    variable could not be saved. The resource is deleted at the report. A process that loads a saved function does not
+    have the resource, so the loaded function counts nothing.
     """
 
     _shared_name = ""
@@ -61,7 +62,7 @@ class _FirstStep(_replicas.FirstStep):
         self._count_on()
 
     def _count_on(self) -> None:
-        """Have functions count the steps that are left."""
+        """Set the counter of functions to the steps that are left; delete the counter if there are none."""
         if not self._shared_name:
             return
         with tf.init_scope(), tf.device(_HOST):
@@ -76,7 +77,7 @@ class _FirstStep(_replicas.FirstStep):
         return tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name=self._shared_name)
 
     def report(self, variables: Sequence[Any]) -> None:
-        """Report variables outside of functions."""
+        """Report the variables from outside of functions."""
         self._report(list(zip(self._names, variables, strict=True)), _Readable())
 
     def _report(self, named: Sequence[tuple[str, Any]], arrays: _replicas.Readable[Any]) -> None:
@@ -84,9 +85,9 @@ class _FirstStep(_replicas.FirstStep):
         _replicas.report(named, arrays, self._process_set, advice)
 
     def count_in_graph(self, variables: Sequence[Any]) -> None:
-        """Add to a graph what counts the steps, and reports in the last of them."""
+        """Add operations to a graph that count the steps, and report the variables in the last counted step."""
         if not self._shared_name:
-            # Unlike any name of another process, in which a saved function may be loaded.
+            # The name is unique among processes: another process may load a saved function.
             self._shared_name = f"hvd_first_step_{uuid.uuid4().hex}"
             self._count_on()
 
@@ -108,7 +109,7 @@ class _FirstStep(_replicas.FirstStep):
         shapes = [_Readable().shape_of(variable) for variable in variables]
         parts = _replicas.parts_of(shapes)
         counts = [len(cut) for cut in parts]
-        # On the devices of the variables.
+        # Read on the devices of the variables.
         with tf.device(None):
             read = [_pieces(variable, cut) for variable, cut in zip(variables, parts, strict=True)]
 
@@ -125,7 +126,7 @@ class _FirstStep(_replicas.FirstStep):
 
 
 def _pieces(variable: Any, parts: Sequence[slice]) -> list[Any]:
-    """Parts of a variable's elements in one dimension, where they are."""
+    """Return these parts of the flattened variable as tensors on its device; a single part keeps the shape."""
     value = variable.read_value()
     if len(parts) == 1:
         return [value]
@@ -138,7 +139,7 @@ def _nothing() -> Any:
 
 
 class _Sets:
-    """The steps of sets of variables with the same first one, which holds this object."""
+    """Step counters of all sets of variables with the same first variable; this object is its attribute."""
 
     def __init__(self) -> None:
         self.by_variables: dict[Any, _FirstStep] = {}
@@ -146,15 +147,15 @@ class _Sets:
 
 
 def note_step(sources: Sequence[Any], process_set: ProcessSet, after: int = AFTER) -> None:
-    """Note that gradients of these sources are about to be reduced, which comes before their update.
+    """Count a reduction of gradients of these sources. The caller calls this before the sources are updated.
 
-    The variables are reported at the call after `after` calls with the same variables.
+    After `after` calls with the same variables, the next call reports the variables.
 
-    Not in functions that XLA compiles, nor in loops of functions, nor in graphs of TensorFlow 1 style.
+    Functions that XLA compiles, loops in functions, and graphs of TensorFlow 1 style are not counted.
     """
     is_eager = tf.executing_eagerly()
     known = (process_set.process_set_id, *map(id, sources))
-    # In most steps nothing else is to be done.
+    # Most steps return here: the report was made.
     sets = _sets_of(sources[0]) if is_eager and sources else None
     state = sets.by_sources.get(known) if sets else None
     if state and not state.is_open:
@@ -182,12 +183,12 @@ def note_step(sources: Sequence[Any], process_set: ProcessSet, after: int = AFTE
 
 
 def _sets_of(source: Any) -> _Sets | None:
-    """The value of a source's variable."""
+    """Return the counters that `note_step` stored on the source's variable, or None."""
     return getattr(tf_variable(source), "__dict__", {}).get(_SETS)
 
 
 def _state_of(variables: Sequence[Any], process_set: ProcessSet, after: int) -> _FirstStep | None:
-    """The steps of a set of variables; None if there are too many sets."""
+    """Return the step counter of a set of variables; None if there are too many sets."""
     sets: _Sets = variables[0].__dict__.setdefault(_SETS, _Sets())
     states = sets.by_variables
     key = (process_set.process_set_id, *map(id, variables[1:]))
@@ -205,7 +206,7 @@ def _is_readable(source: Any) -> bool:
 
 
 def _is_in_loop() -> bool:
-    """Whether a step is one of several that a function makes, after all of which a script may broadcast."""
+    """Return whether the graph is the body of a loop, whose steps may all run before the script broadcasts."""
     graph: Any = tf.compat.v1.get_default_graph()
     while graph is not None:
         if type(graph).__name__ == "WhileBodyFuncGraph":

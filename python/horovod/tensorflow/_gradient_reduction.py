@@ -1,4 +1,4 @@
-"""How a list of gradients is reduced: which go together, under which names, and whether there is anybody else."""
+"""Reduces a list of gradients: chooses the groups and names, and whether this process takes part."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from horovod.tensorflow._variables import key_of, slices_as_dense
 
 __all__ = ["_make_allreduce_grads_fn", "takes_part"]
 
-# `f(grads, vars=None, use_generic_names=False)`: the reduced gradients, in the same order.
+# `f(grads, vars=None, use_generic_names=False)` returns the reduced gradients in the same order.
 AllreduceGrads = Callable[..., list[Any]]
 
 
 def takes_part(process_set: ProcessSet) -> Any:
-    """Whether this process has anybody to reduce with: in elastic jobs maybe a tensor, for that may change."""
+    """Return whether this process reduces with other processes.
+
+    For process sets of elastic jobs the result is a tensor, because members may change between runs of a graph.
+    """
     if _core.is_elastic():
         if process_set.process_set_id == 0:
             return True
@@ -48,19 +51,19 @@ def _make_allreduce_grads_fn(
 ) -> AllreduceGrads:
     """Return `f(grads, vars=None, use_generic_names=False)`, which reduces a list of gradients.
 
-    Gradients that are None stay None. Without groups each is sent as soon as it is computed. Those of one dtype go as
-    one operation where that gains nothing: outside of graphs, where all of them exist when this is called, in graphs
-    that XLA compiles, and where ranks leave no core over (`fills_its_host`).
+    Gradients that are None stay None. Without groups each gradient is sent as soon as it is computed. In three cases
+    that has no advantage, and all gradients of one dtype are one operation: in eager execution, where all of them exist
+    at the call; in graphs that XLA compiles; and where ranks use all cores (`fills_its_host`).
 
     Parameters
     ----------
     name
-        Prefix of the scope that the operations are in.
+        Prefix of the name scope of the operations.
     groups
-        Number of groups of about equal length, or the variables of each group: their gradients are reduced together.
-        It takes `vars`, then.
+        Number of groups of about equal length, or the variables of each group. The gradients of a group are reduced
+        together. With lists of variables, `vars` is required.
 
-    The others are those of `DistributedGradientTape`.
+    The other parameters are those of `DistributedGradientTape`.
     """
     reduction = Reduction.of_gradients(op, gradient_predivide_factor, process_set)
     keys: int | list[list[Hashable]] | None
@@ -89,11 +92,14 @@ def _make_allreduce_grads_fn(
     def reduce(
         grads: list[Any], units: list[list[int]], places: Sequence[int] | None, generic: bool
     ) -> list[Any]:
-        """`places`: of gradients that go one by one, their places among all, also those that are None."""
+        """Reduce each unit of gradients and return all results.
+
+        `places` are given if gradients are reduced one by one: their positions in the list that includes None.
+        """
         results, alone = list(grads), places is not None
         for number, unit in enumerate(units):
-            # Numbers, not the gradients' names: those contain names of layers, which count all layers of the process,
-            # and ranks may have made different layers.
+            # Numbers replace the gradients' names, which contain layer names. The counters in layer names include all
+            # layers of the process, and ranks may have made different layers.
             name = f"grad_{number if places is None else places[number]}"
             if not generic:
                 kind = "HorovodGroupedAllreduce_grads"
@@ -145,7 +151,7 @@ def _units(
     groups: int | list[list[Hashable]] | None,
     alone: bool,
 ) -> list[list[int]]:
-    """Positions of the gradients that are reduced by one operation: of one kind and dtype."""
+    """Return the positions of the gradients of each operation; those of one operation have one kind and dtype."""
     positions = list(range(len(grads)))
     if alone:
         return [[i] for i in positions]
@@ -162,7 +168,7 @@ def _units(
         found: dict[Hashable, list[int]] = {}
         for i, var in enumerate(vars):
             key = key_of(var)
-            # A variable that is in no group is one by itself.
+            # A variable without a group is a group of its own.
             found.setdefault(number.get(key, key), []).append(i)
         wanted = list(found.values())
     return [unit for group in wanted for unit in _by_kind(grads, group)]

@@ -12,50 +12,50 @@ from horovod.tensorflow import _operations as ops
 
 
 def _allreduce_grad(op: Any, grad: Any) -> Any:
-    """Reduce the gradient in the same way."""
+    """Reduce the gradient with the same operator and factors."""
     return ops._allreduce(grad, **_reduction_of(op), **_scope_of(op))
 
 
 def _grouped_allreduce_grad(op: Any, *grads: Any) -> Any:
-    """Reduce the gradients in the same way, as one group."""
+    """Reduce the gradients with the same operator and factors, as one group."""
     return ops._grouped_allreduce(list(grads), **_reduction_of(op), **_scope_of(op))
 
 
 def _allgather_grad(op: Any, grad: Any) -> Any:
-    """Average the gradient and cut out this rank's rows."""
+    """Average the gradient over the ranks and return this rank's rows."""
     return _own_rows(op, op.inputs[0], grad)
 
 
 def _grouped_allgather_grad(op: Any, *grads: Any) -> Any:
-    """Each tensor by itself: gradients that are missing come as zeros of another type."""
+    """Average each gradient in a separate operation: TensorFlow may pass missing gradients as zeros of another type."""
     return [_own_rows(op, tensor, grad) for tensor, grad in zip(op.inputs, grads, strict=True)]
 
 
 def _broadcast_grad(op: Any, grad: Any) -> Any:
-    """Average the gradient on the root; zeros elsewhere."""
+    """Return the averaged gradient on the root, and zeros on other ranks."""
     averaged = ops._allreduce(grad, op=Average, **_scope_of(op))
     is_root = tf.equal(ops.rank_op(), op.get_attr("root_rank"))
     return tf.where(is_root, averaged, tf.zeros_like(averaged))
 
 
 def _alltoall_grad(op: Any, grad: Any, _received_splits_grad: Any) -> Any:
-    """Send the gradients back where their rows came from."""
+    """Send each row of the gradient back to the rank of which the row was received."""
     sent_back, _ = ops.alltoall(grad, splits=op.outputs[1], **_scope_of(op))
     return [sent_back, None]
 
 
 def _reducescatter_grad(op: Any, grad: Any) -> Any:
-    """Gather the gradient, with the reduction's factors."""
+    """Multiply the gradient by the reduction's factors and gather it from all ranks."""
     return ops.allgather(_scaled(op, grad), **_scope_of(op))
 
 
 def _grouped_reducescatter_grad(op: Any, *grads: Any) -> Any:
-    """Each tensor by itself, as for the grouped allgather."""
+    """Gather each scaled gradient in a separate operation, as in `_grouped_allgather_grad`."""
     return [ops.allgather(_scaled(op, grad), **_scope_of(op)) for grad in grads]
 
 
 def _own_rows(op: Any, tensor: Any, grad: Any) -> Any:
-    """This rank's part of the average of a gathered tensor's gradient; the ranks' parts may differ in size."""
+    """Return this rank's rows of the averaged gradient of a gathered tensor; ranks may have different row counts."""
     scope = _scope_of(op)
     averaged = ops._allreduce(grad, op=Average, **scope)
     with tf.device("/cpu:0"):
@@ -68,7 +68,7 @@ def _own_rows(op: Any, tensor: Any, grad: Any) -> Any:
 
 
 def _scaled(op: Any, grad: Any) -> Any:
-    """The gradient with the factors of a reduction into parts."""
+    """Return the gradient multiplied by the factors of a reducescatter, and by its number of members for `Sum`."""
     reduction = _reduction_of(op)
     grad = tf.convert_to_tensor(grad)
     if reduction["op"] == Sum:
@@ -80,10 +80,10 @@ def _scaled(op: Any, grad: Any) -> Any:
 
 
 def _scope_of(op: Any) -> dict[str, Any]:
-    """The arguments that say who takes part, and how the operation is named.
+    """Return the arguments for the process set and the operation's name.
 
-    The name is that of the differentiated operation, not of the gradient's tensor: a tensor's name contains names of
-    layers, which count all layers of a process.
+    The name is made from the differentiated operation. The name of the gradient's tensor contains layer names, whose
+    counters include all layers of a process and may differ between ranks.
     """
     node = None if tf.executing_eagerly() else op.outputs[0].op.name.rpartition("/")[2]
     return {
@@ -94,7 +94,7 @@ def _scope_of(op: Any) -> dict[str, Any]:
 
 
 def _reduction_of(op: Any) -> dict[str, Any]:
-    """The arguments that say how the elements are combined."""
+    """Return the arguments for the operator and its factors."""
     return {
         "op": op.get_attr("reduce_op"),
         "prescale_factor": _factor_of(op, "prescale"),
@@ -111,7 +111,7 @@ def _factor_of(op: Any, which: str) -> float:
 
 
 def _process_set(number: int) -> ProcessSet:
-    """A process set of which only the number is known."""
+    """Return a process set that has only the given id, without ranks; the global set for 0."""
     if number == 0:
         return global_process_set
     process_set = ProcessSet([])
@@ -120,7 +120,7 @@ def _process_set(number: int) -> ProcessSet:
 
 
 def _is_elastic() -> bool:
-    """Whether sizes and ranks may change under a graph."""
+    """Return whether the job is elastic, so that sizes and ranks may change between runs of a graph."""
     setting = os.environ.get("HOROVOD_ELASTIC", "")
     return setting.strip().lstrip("-").isdigit() and int(setting) != 0
 

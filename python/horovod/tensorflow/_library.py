@@ -1,4 +1,4 @@
-"""The library with TensorFlow's custom operations: loaded once, and an ImportError that says why it could not be."""
+"""Loads the library with TensorFlow's custom operations once; an ImportError contains the cause of a failure."""
 
 import inspect
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-# The library looks the core's functions up in this module.
+# The library looks up the core's functions in this module.
 from horovod import _core
 from horovod.common._signals import want_handlers_to_run
 
@@ -20,7 +20,7 @@ def _load() -> Any:
     Raises
     ------
     ImportError
-        The file is missing, or this TensorFlow or the core lacks something that it needs.
+        The file is missing, or this TensorFlow or the core lacks a function that the library needs.
     """
     assert _core.__file__
     if not _FILE.exists():
@@ -42,7 +42,7 @@ def _load() -> Any:
 
 
 def _problem(library: Any) -> str:
-    """The missing part that the library found: the default value of an operation registered for this alone."""
+    """Return the text of the load problem. The library registers an operation whose default value is this text."""
     function = getattr(library, _PROBLEM, None)
     if function is None:
         return (

@@ -1,8 +1,8 @@
-"""Every operation on TensorFlow's tensors as it is registered.
+"""Functions for the registered operations on TensorFlow's tensors, one for each.
 
-The functions here do not average in Python, compress or look into `tf.IndexedSlices`; `horovod.tensorflow` does. In
-eager execution an operation's name is its type, whatever `name` says, and a call returns when it has ended. In graphs
-the node's name pairs it across ranks, and operations run side by side.
+`horovod.tensorflow` adds compression and the support of `tf.IndexedSlices`. In eager execution the operation's type is
+its name, `name` has no effect, and a call returns when the operation has ended. In graphs the node's name pairs an
+operation across ranks, and operations run concurrently.
 """
 
 import operator
@@ -25,7 +25,7 @@ MPI_LIB: Final = LIBRARY
 
 
 def _normalize_name(name: str) -> str:
-    """Return the name with every character that TensorFlow does not take in names replaced by `_`."""
+    """Return the name with `_` in place of every character that TensorFlow does not allow in names."""
     return re.sub("[^a-zA-Z0-9_]", "_", name)
 
 
@@ -47,26 +47,26 @@ def _allreduce(
     tensor
         Any shape; the same shape and dtype on every rank. Any integer or floating dtype, bfloat16, bool.
     name
-        Pairs the call across ranks in graphs; by default it follows from the tensor's name.
+        Name that pairs the call across ranks in graphs; default a name made from the tensor's name.
     op
         `Average`, `Sum`, `Adasum`, `Min`, `Max` or `Product`.
     prescale_factor, postscale_factor
-        Multiplied before and after, as 64-bit numbers.
+        64-bit factors by which the tensor is multiplied before and after the reduction.
     ignore_name_scope
-        Leave the name scopes out of the name, where those of the ranks differ.
+        Whether to leave the name scopes out of the name, for ranks whose scopes differ.
     process_set
         The ranks that take part; only members may call.
 
     Raises
     ------
     tf.errors.InvalidArgumentError
-        Not a member, an unsupported dtype, or an operation of the same name is under way.
+        This process is not a member, the dtype is unsupported, or an operation of the same name is pending.
     tf.errors.FailedPreconditionError
-        Horovod is not initialised, or the ranks disagree: the message says in what.
+        Horovod is not initialised, or the ranks disagree; the message names the difference.
     tf.errors.UnknownError
         A rank was lost, or the job was shut down.
     tf.errors.AbortedError
-        The ranks wait for each other for ever.
+        The ranks wait for each other forever.
     """
     return _library().horovod_allreduce(
         tensor,
@@ -85,7 +85,7 @@ def _grouped_allreduce(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Combine several dense tensors of one dtype as one operation, all or none of them. Otherwise as `_allreduce`."""
+    """Combine several dense tensors of one dtype as one operation: all succeed or all fail. See `_allreduce`."""
     if not tensors:
         return list(tensors)
     return _library().horovod_grouped_allreduce(  # type: ignore[no-any-return]
@@ -104,15 +104,16 @@ def allgather(
 ) -> Any:
     """Concatenate one tensor of every rank along the first dimension, in the order of ranks.
 
-    Differentiable: the gradient is this rank's rows of the *average* of the incoming gradients, as scripts expect it (a
-    sum would be the derivative).
+    Differentiable: the gradient is this rank's rows of the *average* of the incoming gradients. The exact derivative
+    would be the sum, but existing scripts expect the average.
 
     Parameters
     ----------
     tensor
-        At least one dimension; the first may differ between ranks and be 0, the others and the dtype are the same.
+        Tensor of at least one dimension. The first dimension may differ between ranks and be 0; the others and the
+        dtype are equal on all ranks.
     name, ignore_name_scope, process_set
-        As in `_allreduce`, and so are the errors.
+        As in `_allreduce`. The errors are the same.
     """
     return _library().horovod_allgather(
         tensor,
@@ -128,7 +129,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Gather several tensors of one dtype as one operation; each as `allgather`. An empty list is a ValueError."""
+    """Gather several tensors of one dtype as one operation; see `allgather`. Raise ValueError for an empty list."""
     if not tensors:
         raise ValueError("grouped_allgather: expected at least one tensor, got an empty list.")
     return _library().horovod_grouped_allgather(  # type: ignore[no-any-return]
@@ -146,7 +147,7 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return the tensor of one rank on all of them.
+    """Return the tensor of one rank on all ranks.
 
     Differentiable: the gradient is the average of the incoming gradients on the root, and zero elsewhere.
 
@@ -155,14 +156,14 @@ def broadcast(
     tensor
         The same shape and dtype on every rank; any shape.
     root_rank
-        Its rank in the job, also with a process set.
+        The root's rank in the job, also with a process set.
     name, ignore_name_scope, process_set
-        As in `_allreduce`, and so are the errors.
+        As in `_allreduce`. The errors are the same.
     """
     return _library().horovod_broadcast(
         tensor,
         name=_graph_name("HorovodBroadcast", name, tensor),
-        root_rank=operator.index(root_rank),  # TensorFlow would cut a fraction off
+        root_rank=operator.index(root_rank),  # TensorFlow would truncate a fraction
         ignore_name_scope=ignore_name_scope,
         process_set_id=_set_id(process_set),
     )
@@ -174,21 +175,21 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Give variables the values that they have on one rank, and return these values.
+    """Assign the values of one rank's variables to the variables of all ranks, and return these values.
 
-    TensorFlow lets no operation from outside reach a variable's memory: each is read, broadcast and assigned.
+    Each variable is read, broadcast and assigned, because custom operations cannot access a variable's memory.
 
     Parameters
     ----------
     variables
-        All of them resource variables, or all of them TF 1's reference variables.
+        Either resource variables only, or TF 1's reference variables only.
     root_rank, name, process_set
-        As in `broadcast`; the operations' names are `name` and the variable's place.
+        As in `broadcast`; an operation's name consists of `name` and the variable's position.
 
     Raises
     ------
     ValueError
-        Variables of both kinds.
+        `variables` contains variables of both kinds.
     """
     variables = list(variables)
     if len({_is_resource(variable) for variable in variables}) > 1:
@@ -198,13 +199,13 @@ def broadcast_(
     prefix = name or "HorovodBroadcast"
     assigned = []
     for place, variable in enumerate(variables):
-        # Not the variable's name, which contains names of layers, which count all layers of the process.
+        # The variable's name is not used: it contains layer names, whose counters may differ between ranks.
         value = broadcast(variable, root_rank, name=f"{prefix}_{place}", process_set=process_set)
         update = variable.assign(value)
         if tf.executing_eagerly():
             assigned.append(value)
             continue
-        # In a function the assignment is an operation of it, in a graph the read follows from it.
+        # The returned value depends on the assignment, so that running it in a graph also assigns.
         with tf.control_dependencies([update] if update is not None else [value]):
             assigned.append(tf.identity(value))
     return assigned
@@ -217,22 +218,22 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send a part of the rows to each rank, and concatenate what is received, in the order of ranks.
+    """Send a part of the rows to each rank, and concatenate the received rows in the order of ranks.
 
-    Differentiable with respect to `tensor`: the gradients travel back.
+    Differentiable with respect to `tensor`: each gradient row is sent back to the rank that sent the row.
 
     Parameters
     ----------
     tensor
-        At least one dimension; the dimensions but the first and the dtype are the same on every rank.
+        Tensor of at least one dimension. All dimensions but the first, and the dtype, are equal on all ranks.
     splits
-        How many rows each member gets: one dimension, int32. Without it all get as many.
+        Number of rows for each member: one dimension, int32. Without it all members get the same number.
     name, ignore_name_scope, process_set
-        As in `_allreduce`, and so are the errors.
+        As in `_allreduce`. The errors are the same.
 
     Returns
     -------
-    The rows received; with `splits` also how many came from each member, int32.
+    The rows received; with `splits` also the number of rows from each member, int32.
     """
     rows = splits if tf.is_tensor(splits) else tf.convert_to_tensor(_counts(splits), dtype=tf.int32)
     output, received_splits = _library().horovod_alltoall(
@@ -246,7 +247,7 @@ def alltoall(
 
 
 def _counts(splits: Any) -> Any:
-    """Rows for each rank, checked: TensorFlow would cut off fractions, and bits of NumPy's numbers."""
+    """Return the checked rows for each rank: TensorFlow would truncate fractions and the bits of NumPy integers."""
     if splits is None:
         return []
     if not isinstance(splits, np.ndarray) and any(map(tf.is_tensor, splits)):
@@ -268,19 +269,19 @@ def _reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Combine one tensor of every rank, and give each rank a part of the result's rows.
+    """Combine one tensor of every rank, and return this rank's part of the result's rows.
 
-    Of `d` rows rank `r` of `n` gets `d // n + (r < d % n)`. Differentiable: the incoming gradients are gathered; with
-    `Sum` they are multiplied by the number of ranks.
+    Of `d` rows rank `r` of `n` gets `d // n + (r < d % n)`. Differentiable: the incoming gradients are gathered, and
+    for `Sum` multiplied by the number of ranks.
 
     Parameters
     ----------
     tensor
-        At least one dimension; the same shape and dtype on every rank.
+        Tensor of at least one dimension; the same shape and dtype on every rank.
     op
         `Sum` or `Average`.
     name, ignore_name_scope, process_set, prescale_factor, postscale_factor
-        As in `_allreduce`, and so are the errors.
+        As in `_allreduce`. The errors are the same.
     """
     return _library().horovod_reducescatter(
         tensor,
@@ -299,7 +300,7 @@ def _grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """Reduce and scatter several tensors of one dtype as one operation; each as `_reducescatter`."""
+    """Reduce and scatter several tensors of one dtype as one operation; see `_reducescatter`."""
     if not tensors:
         return list(tensors)
     return _library().horovod_grouped_reducescatter(  # type: ignore[no-any-return]
@@ -311,7 +312,7 @@ def _grouped_reducescatter(
 
 
 def join() -> Any:
-    """Wait until all ranks have joined, taking part in their allreduces with zeros meanwhile.
+    """Wait until all ranks have joined; until then contribute zeros to the allreduces of the other ranks.
 
     Returns
     -------
@@ -323,13 +324,13 @@ def join() -> Any:
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """Return the number of members of a process set when it is run, as an int32 scalar.
 
-    FailedPreconditionError before `init`, as all queries below; InvalidArgumentError if there is no such set.
+    Raise FailedPreconditionError before `init`, and InvalidArgumentError if there is no such set.
     """
     return _library().horovod_size(process_set_id=process_set_id, name=name)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """Return whether this process is a member when it is run, as an int32 scalar: 1, 0, or -3 without such a set."""
+    """Return whether this process is a member when the operation runs, as an int32 scalar: 1 or 0; -3: no such set."""
     return _library().horovod_process_set_included(process_set_id=process_set_id, name=name)
 
 
@@ -349,19 +350,19 @@ def local_rank_op(name: str | None = None) -> Any:
 
 
 def _library() -> Any:
-    """The generated functions; what takes their place in functions that XLA compiles."""
+    """Return the generated functions, or their replacements while a function is traced for XLA."""
     return _xla.LIBRARY if _xla.is_compiling() else MPI_LIB
 
 
 def _graph_name(kind: str, name: str | None, *tensors: Any) -> str | None:
-    """The name of an operation's node; without one it follows from the names of the first and the last tensor.
+    """Return the name of an operation's node: `name`, or a name made from the names of the tensors.
 
     Raises
     ------
     NotImplementedError
         The operation would be part of a parallel loop.
     TypeError
-        The name is no string.
+        `name` is not a string.
     """
     refuse_inside(kind)
     if not isinstance(name, str | None):
@@ -376,7 +377,7 @@ def _graph_name(kind: str, name: str | None, *tensors: Any) -> str | None:
 def _attributes(
     op: int | str, prescale_factor: float, postscale_factor: float, process_set: ProcessSet
 ) -> dict[str, Any]:
-    """Attributes of a reduction. TensorFlow's numbers have 32 bits, so the factors' bits go beside them."""
+    """Return the attributes of a reduction. Float attributes have 32 bits, so integers pass the factors' 64 bits."""
     prescale, postscale = float(prescale_factor), float(postscale_factor)
     return {
         "process_set_id": _set_id(process_set),
@@ -389,7 +390,7 @@ def _attributes(
 
 
 def _bits(factor: float) -> int:
-    """The bits of a 64-bit number as an integer; 0, which stands for none, where 32 bits are certainly enough."""
+    """Return the bits of a 64-bit factor as an integer; 0 (no bits) for the factor 1, which 32 bits represent."""
     if factor == 1.0:
         return 0
     (bits,) = struct.unpack("<q", struct.pack("<d", factor))
@@ -397,7 +398,7 @@ def _bits(factor: float) -> int:
 
 
 def _set_id(process_set: ProcessSet) -> int:
-    """The number of a registered process set; ValueError for another."""
+    """Return the id of a registered process set; raise ValueError if the set is not registered."""
     return _core.registered_process_set(process_set.process_set_id)
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 _VECTORIZED: Final = os.path.join("parallel_for", "control_flow_ops.py")
 _OF_DATASETS: Final = os.path.join("data", "ops", "structured_function.py")
-# Where AutoGraph turns `for batch in dataset` of a `tf.function` into a scan of the dataset.
+# The file in which AutoGraph converts `for batch in dataset` of a `tf.function` to a scan of the dataset.
 _AUTOGRAPH_LOOP: Final = os.path.join("data", "ops", "dataset_autograph.py")
 _PLACES: Final = {
     _VECTORIZED: "tf.vectorized_map, a Jacobian of a tape, or another parallel loop",
@@ -20,22 +20,22 @@ _PLACES: Final = {
 
 
 def refuse_inside(operation: str) -> None:
-    """Raise if the operation that is about to be added to a graph would be part of such a loop.
+    """Raise if the operation would be added to the graph of a loop whose iterations run concurrently or ahead.
 
-    All iterations run one operation under one name, in an order that differs between ranks. One rank would start it
-    twice at a time, which is an error, and the other ranks would wait.
+    All iterations run the operation under the same name, in an order that differs between ranks. A rank would start two
+    operations of one name at the same time, which is an error, and the other ranks would wait.
 
     A loop over a dataset in a `tf.function` is allowed: its iterations run one after the other.
 
     Raises
     ------
     NotImplementedError
-        The operation would be part of such a loop. Nothing was sent.
+        The operation would be part of a concurrent loop or a function of a dataset. Nothing was sent.
     """
     if tf.executing_eagerly():
         return
     frame: FrameType | None = sys._getframe(1)
-    # Whether the next function of a dataset, going outwards, is the body of AutoGraph's loop.
+    # Whether the next enclosing function of a dataset is the body of AutoGraph's loop.
     is_sequential = False
     while frame is not None:
         code = frame.f_code

@@ -1,4 +1,4 @@
-"""Checks of what distributed optimizers and tapes are told."""
+"""Checks the arguments of distributed optimizers and tapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from horovod.common.basics import basics
 def checked_op(
     op: int | str, gradient_predivide_factor: float, average_aggregated_gradients: bool = False
 ) -> int:
-    """The code of the operator; ValueError if it does not go with the other arguments."""
+    """Return the code of the operator; raise ValueError if the other arguments do not fit the operator."""
     code = resolve_op(op, None)
     if gradient_predivide_factor != 1.0:
         if basics.rocm_built():
@@ -25,7 +25,7 @@ def checked_op(
 
 
 def checked_groups(groups: Any, num_groups: int) -> Any:
-    """The groups that are asked for, maybe by the older argument; ValueError if they are none."""
+    """Return the groups, from `groups` or the deprecated `num_groups`; raise ValueError if they are invalid."""
     groups = groups_given(groups, num_groups)
     fits = groups is None or isinstance(groups, (list, tuple))
     if not fits and (not isinstance(groups, int) or isinstance(groups, bool) or groups <= 0):

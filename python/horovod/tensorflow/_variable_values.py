@@ -1,4 +1,4 @@
-"""Values of variables outside of graphs: read and written as arrays, and broadcast without operations of TensorFlow."""
+"""Reads, writes and broadcasts the values of variables as arrays, without adding operations to graphs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Session = Any
 
 
 def read_values(variables: Sequence[Any], session: Session = None) -> list[Any]:
-    """The values as arrays of their own."""
+    """Return the values as arrays that share no memory with the variables."""
     tf_variables = [tf_variable(variable) for variable in variables]
     if session is not None:
         return [np.array(value) for value in session.run(tf_variables)] if tf_variables else []
-    # Of a number without dimensions `numpy` makes no array.
+    # `numpy()` of a scalar variable does not return an array.
     return [np.asarray(variable.numpy()) for variable in tf_variables]
 
 
 def write_values(variables: Sequence[Any], values: Sequence[Any], session: Session = None) -> None:
-    """Assign arrays to variables; with a session without adding anything to its graph, which may be finalized."""
+    """Assign arrays to variables; with a session, add nothing to its graph, which may be finalized."""
     for variable, value in zip(map(tf_variable, variables), values, strict=True):
         if session is None:
             variable.assign(value)
@@ -41,12 +41,12 @@ def broadcast_values(
     name: str,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Replace the content of arrays, contiguous and writable, by the root's; all are under way at once.
+    """Overwrite contiguous, writable arrays with the root's arrays; all broadcasts are started before the first wait.
 
     Raises
     ------
     ValueError
-        An array's elements are no numbers, such as strings.
+        An array's elements are not numbers, but for example strings.
     HorovodInternalError
         Ranks disagree, or a rank was lost.
     """
@@ -72,7 +72,7 @@ def broadcast_variable_values(
     process_set: ProcessSet = global_process_set,
     session: Session = None,
 ) -> None:
-    """Give variables the root's values, on all members of the set."""
+    """Assign the root's values to the variables of all members of the set."""
     if not variables:
         return
     values = read_values(variables, session)
@@ -91,7 +91,7 @@ def _entry(array: Any) -> Entry:
     if array.dtype.kind == "c":
         sent = array.reshape(-1).view(array.real.dtype)
     code = CODES.get(sent.dtype.name)
-    if code is None:  # such as 8-bit floats: their bytes
+    if code is None:  # such as 8-bit floats, which are sent as bytes
         sent = array.reshape(-1).view(np.uint8)
         code = CODES["uint8"]
     address = sent.__array_interface__["data"][0]

@@ -1,4 +1,4 @@
-"""Variables of TensorFlow and of both Keras generations: the `tf.Variable` behind each, and keys for dicts."""
+"""Helpers for variables, layers and optimizers of TensorFlow and both Keras generations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["is_keras_layer", "key_of", "refs_to_vars", "tf_variable", "vars_to_r
 
 
 def tf_variable(variable: Any) -> Any:
-    """The `tf.Variable` that a variable of Keras 3 holds; anything else unchanged.
+    """Return the `tf.Variable` inside a variable of Keras 3; return any other object unchanged.
 
     Raises
     ------
@@ -20,7 +20,7 @@ def tf_variable(variable: Any) -> Any:
         The variable of Keras 3 belongs to another backend.
     """
     value = getattr(variable, "value", None)
-    if value is None or callable(value):  # of a tf.Variable it is a method
+    if value is None or callable(value):  # `value` is a method of tf.Variable
         return variable
     inner = getattr(variable, "_value", value)
     if hasattr(inner, "assign"):
@@ -33,37 +33,37 @@ def tf_variable(variable: Any) -> Any:
 
 
 def key_of(variable: Any) -> Hashable:
-    """A dict's key, the same for a variable of Keras 3 and the `tf.Variable` that it holds."""
+    """Return a dict key that is equal for a variable of Keras 3 and the `tf.Variable` inside it."""
     inner = tf_variable(variable)
     return inner.ref() if hasattr(inner, "ref") else id(inner)
 
 
 def vars_to_refs(vars: Any) -> Any:
-    """Nested lists of variables as tuples of their references, which can be keys of a dict."""
+    """Return nested lists of variables as tuples of references, which can be keys of a dict."""
     if isinstance(vars, (list, tuple)):
         return tuple(vars_to_refs(entry) for entry in vars)
     return tf_variable(vars).ref()
 
 
 def refs_to_vars(refs: Any) -> Any:
-    """The reverse of `vars_to_refs`; lists have become tuples."""
+    """Return the variables of nested references; this inverts `vars_to_refs`, with tuples in place of lists."""
     if isinstance(refs, (list, tuple)):
         return tuple(refs_to_vars(entry) for entry in refs)
     return refs.deref()
 
 
 def is_keras_layer(value: Any) -> bool:
-    """Whether this is a layer of Keras, of either generation; imports neither."""
+    """Return whether this is a layer of Keras, of either generation; does not import Keras."""
     return isinstance(value, _classes("Layer"))
 
 
 def is_keras_optimizer(value: Any) -> bool:
-    """Whether this is an optimizer of Keras, of either generation; imports neither."""
+    """Return whether this is an optimizer of Keras, of either generation; does not import Keras."""
     return isinstance(value, _classes("Optimizer"))
 
 
 def _classes(name: str) -> tuple[type, ...]:
-    """The base classes of that name; who holds an instance has imported its module."""
+    """Return the base classes of that name in imported modules; an instance exists only if its module is imported."""
     found: list[type] = []
     for module in ("keras", "tf_keras"):
         if module not in sys.modules:
@@ -80,5 +80,5 @@ def _named(places: Iterable[Any], name: str) -> list[Any]:
 
 
 def slices_as_dense(gradient: Any) -> Any:
-    """A gradient as a dense tensor."""
+    """Return the gradient as a dense tensor."""
     return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient

@@ -1,9 +1,9 @@
-"""Operations inside functions that XLA compiles (`jit_compile=True`): foreign functions of XLA in the core.
+"""Operations inside functions that XLA compiles (`jit_compile=True`), which call handlers in the core.
 
-XLA has no kernels for custom operations from outside of TensorFlow. So where a function is traced for it, the functions
-here take the place of the generated ones of the same names: an `XlaCallModule` with a program of one call, which is the
-core's handler that JAX uses too, one for the CPU and one for NVIDIA's GPUs. Shapes must be known when the function is
-traced.
+XLA has no kernels for custom operations from outside of TensorFlow. While a function is traced for XLA, the functions
+of this module therefore replace the generated functions of the same names. Each adds an `XlaCallModule` whose program
+calls a handler of the core, one for the CPU and one for NVIDIA GPUs; JAX uses the same handlers. Shapes must be known
+when the function is traced.
 """
 
 import ctypes
@@ -25,11 +25,11 @@ from horovod.common._operations import checked_root
 from horovod.common._ops import Average, Sum
 from horovod.tensorflow import _call_order, _call_sites, _graphs
 
-# The program's format; TensorFlow 2.13 and later know it.
+# Version of the program's format, which TensorFlow 2.13 and later support.
 _MODULE_VERSION: Final = 9
 _KINDS: Final = ("allreduce", "allgather", "broadcast", "reducescatter")
-# Platforms of programs: the platform's name where functions are registered, and the prefix of the core's names. The
-# platform of a compiled program is its first argument then, which TensorFlow adds.
+# For each platform of programs, the platform's name for registration and the prefix of the core's handlers. TensorFlow
+# adds the platform's index as the first argument of a program.
 _PLATFORMS: Final = {"CPU": (b"Host", "horovod_xla_"), "CUDA": (b"CUDA", "horovod_xla_cuda_")}
 _TYPES: Final = {
     "bool": "i1",
@@ -46,15 +46,15 @@ _TYPES: Final = {
     "float32": "f32",
     "float64": "f64",
 }
-# In XLA's table of functions: after its head, its version and a pointer come three that deal with errors.
+# Offsets in XLA's table of functions. The head, version and a pointer are followed by three functions for errors.
 _GET_MESSAGE_AT: Final = 56
 _REGISTER_AT: Final = 72
 
 
 def is_compiling() -> bool:
-    """Whether a function is being traced for XLA, at any depth of nesting.
+    """Return whether a function is being traced for XLA, at any depth of nesting.
 
-    A function that was traced outside and is called again inside cannot be told: it keeps the operations that it has.
+    A function that was traced outside of XLA is not traced again inside, and keeps its operations.
     """
     if _ops.executing_eagerly_outside_functions() and tf.executing_eagerly():
         return False
@@ -66,7 +66,10 @@ class _Span(ctypes.Structure):
 
 
 class _Register(ctypes.Structure):
-    """`XLA_FFI_Handler_Register_Args` of version 0.4; before, the traits, none, are in the place of `record`, none."""
+    """`XLA_FFI_Handler_Register_Args` of version 0.4.
+
+    Earlier versions have `traits` in the place of `record`; both are zero.
+    """
 
     _fields_ = (
         ("struct_size", ctypes.c_size_t),
@@ -83,7 +86,7 @@ class _Register(ctypes.Structure):
 
 
 class _Message(ctypes.Structure):
-    """`XLA_FFI_Error_GetMessage_Args`, from version 0.4 on `XLA_FFI_Error_GetDetails_Args`, with a code."""
+    """`XLA_FFI_Error_GetMessage_Args`; from version 0.4 on `XLA_FFI_Error_GetDetails_Args`, which adds the code."""
 
     _fields_ = (
         ("struct_size", ctypes.c_size_t),
@@ -96,12 +99,12 @@ class _Message(ctypes.Structure):
 
 @functools.cache
 def _register() -> None:
-    """Tell TensorFlow's XLA of the core's functions.
+    """Register the core's handlers in TensorFlow's XLA, once per process.
 
     Raises
     ------
     NotImplementedError
-        This TensorFlow does not let foreign functions be registered.
+        This TensorFlow does not support the registration of foreign functions.
     """
     core = ctypes.CDLL(_core.__file__)
     for kind, (platform, prefix) in itertools.product(_KINDS, _PLATFORMS.values()):
@@ -110,12 +113,12 @@ def _register() -> None:
             raise NotImplementedError(
                 f"TensorFlow {tf.__version__} does not take Horovod's functions for XLA: {refused!r}"
             )
-    # They run on threads of XLA, and do not ask the interpreter.
+    # This stores the folders of NCCL: handlers run on threads of XLA and cannot query the interpreter.
     _core.prepare_gpus()
 
 
 def _register_one(name: str, platform: bytes, handler: Any) -> bytes | None:
-    """Have XLA take a function for a name on a platform; why it does not, None if it does."""
+    """Register a handler under a name on a platform; return XLA's error message, or None on success."""
     functions = _xla_functions()
     written = name.encode()
     arguments = _Register(
@@ -133,7 +136,7 @@ def _register_one(name: str, platform: bytes, handler: Any) -> bytes | None:
 
 
 def _xla_functions() -> Callable[[int], Any]:
-    """TensorFlow's table of XLA's functions, by their places in it."""
+    """Return a function that returns the entry of XLA's function table at an offset."""
     for library in ("libtensorflow_cc.so.2", "libtensorflow_framework.so.2"):
         try:
             table = ctypes.CDLL(library)._ZN3xla3ffi12GetXlaFfiApiEv
@@ -162,9 +165,9 @@ def _call(
     attributes: dict[str, Any],
     rows: Callable[[int], int] | None = None,
 ) -> list[Any]:
-    """One call of the core's handler; `rows` makes dimension 0 of a result."""
+    """Add one call of the core's handler and return its results; `rows` computes dimension 0 of a result."""
     _register()
-    from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # missing where XLA is
+    from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # missing in builds without XLA
 
     shapes = [_known_shape(kind, name.text, tensor) for tensor in tensors]
     outputs = [shape if rows is None else (rows(shape[0]), *shape[1:]) for shape in shapes]
@@ -204,7 +207,7 @@ def _program(
     results: list[str],
     in_place: bool,
 ) -> str:
-    """StableHLO of a program with one call."""
+    """Return the StableHLO text of a program with one call."""
     quoted = name.replace("\\", "\\\\").replace('"', '\\"')
     config = ", ".join([f'name = "{quoted}"', *(f"{k} = {v}" for k, v in attributes.items())])
     names = [f"%arg{i}" for i in range(len(args))]
@@ -247,7 +250,7 @@ def _type(kind: str, shape: tuple[int, ...], dtype: Any) -> str:
     return f"tensor<{''.join(f'{n}x' for n in shape)}{_TYPES[dtype.name]}>"
 
 
-# Calls so far by label, of each function that is being traced.
+# For each function that is being traced, the number of calls so far by label.
 _calls: "weakref.WeakKeyDictionary[Any, Counter[str]]" = weakref.WeakKeyDictionary()
 
 
@@ -256,19 +259,19 @@ class _Name:
     """Name by which ranks pair an operation."""
 
     text: str
-    """Unique in the function, and the same on ranks that trace the same function.
+    """Text that is unique in the function, and equal on ranks that trace the same function.
 
-    Numbers that TensorFlow gives to graphs and nodes count all traces of a process, which may differ between ranks: so
-    calls are counted here, anew in each trace.
+    TensorFlow's numbers of graphs and nodes count all traces of a process, which may differ between ranks. Calls are
+    therefore counted in this module, separately for each trace.
     """
     function: Any
     """The graph of the function."""
     site: Any
-    """Where the function is called, which the core adds to the text."""
+    """Call site of the function, which the core appends to the text."""
 
     @staticmethod
     def of_call(kind: str, name: str | None, ignore_name_scope: bool) -> "_Name":
-        """The name of an operation that is called now."""
+        """Return the name of an operation that is added to the current graph."""
         function = _graphs.function_of(_ops.get_default_graph())
         label = name or kind
         if not ignore_name_scope:
@@ -276,7 +279,7 @@ class _Name:
         return _Name(_numbered(function, label), function, _call_sites.current())
 
     def of_gradient(self) -> "_Name":
-        """The name of the operation that differentiates the one of this name, made now."""
+        """Return the name of the operation that differentiates the operation of this name."""
         _call_sites.note_gradient(self.site)
         return _Name(_numbered(self.function, f"{self.text}_grad"), self.function, self.site)
 
@@ -288,7 +291,7 @@ def _numbered(function: Any, label: str) -> str:
 
 
 def _attributes(process_set_id: int, **others: Any) -> dict[str, str]:
-    """As StableHLO writes them: integers of 32 bits, and floats by all of their bits."""
+    """Return attributes as StableHLO text: integers have 32 bits, and floats are written as their 64 bits."""
     integers = {"process_set": process_set_id}
     integers |= {k: v for k, v in others.items() if isinstance(v, int)}
     floats = {k: v for k, v in others.items() if isinstance(v, float)}
@@ -303,7 +306,7 @@ def _exact(
     prescale_bits: int = 0,
     postscale_bits: int = 0,
 ) -> dict[str, Any]:
-    """The attributes of a reduction, with the factors of 64 bits."""
+    """Return the attributes of a reduction with its exact 64-bit factors."""
     return {
         "reduce_op": reduce_op,
         "prescale": _factor(prescale_factor, prescale_bits),
@@ -399,7 +402,7 @@ def _broadcast(
 
     def of_root(gradients: list[Any]) -> list[Any]:
         averaged = _averaged(gradients, full_name.of_gradient(), process_set_id)
-        # The call has side effects, so it stays in the program where nobody needs its result.
+        # The call has side effects, so XLA keeps it on ranks that do not use its result.
         is_root = _core.rank() == root_rank
         return averaged if is_root else [tf.zeros_like(g) for g in averaged]
 
@@ -483,4 +486,4 @@ LIBRARY: Final = SimpleNamespace(
     horovod_local_rank=_constant(_core.local_rank),
     horovod_local_size=_constant(_core.local_size),
 )
-"""Replacements of the generated functions while a function is traced for XLA; numbers are constants there."""
+"""Replacements of the generated functions while a function is traced for XLA; sizes and ranks are constants."""

@@ -1,4 +1,4 @@
-"""Compression of gradients for the wire: `Compression.none` and `Compression.fp16`."""
+"""Compression of sent gradients: `Compression.none` and `Compression.fp16`."""
 
 from typing import Any
 
@@ -10,26 +10,26 @@ __all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class FP16Compressor(CastCompressor):
-    """Sends floating tensors as float16. They are reduced as such, so large sums may overflow."""
+    """Sends floating tensors as float16. The reduction also uses float16, so large sums may overflow."""
 
     sent_as = tf.float16
 
     @classmethod
     def is_cast(cls, dtype: Any) -> bool:
-        """Whether tensors of this type are sent in the smaller one."""
+        """Return whether tensors of this type are sent as float16."""
         return bool(dtype.is_floating and dtype != tf.float16)
 
     @staticmethod
     def cast(tensor: Any, dtype: Any) -> Any:
-        """The tensor in another type."""
+        """Return the tensor converted to another type."""
         return tf.cast(tensor, dtype)
 
 
 class Compression:
-    """The compression algorithms to choose from; each is a class that is passed as it is."""
+    """The available compression algorithms; pass one of these classes without calling it."""
 
     none = NoneCompressor
-    """Send tensors as they are."""
+    """Send tensors without conversion."""
 
     fp16 = FP16Compressor
     """Send floating tensors as float16."""

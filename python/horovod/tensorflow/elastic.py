@@ -1,4 +1,4 @@
-"""Training that survives ranks that die, hosts that leave and hosts that come: `hvd.elastic`."""
+"""`hvd.elastic`: training that continues after ranks are lost, and hosts are removed or added."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ _T = TypeVar("_T")
 
 
 def run(func: Callable[Concatenate[_S, _P], _T]) -> Callable[Concatenate[_S, _P], _T]:
-    """Decorate the training function `func(state, ...)`: it is called again whenever the job's members change.
+    """Decorate the training function `func(state, ...)` so that it is called again when the job's members change.
 
-    Before each call all ranks have the same state: after a lost rank that of the last `state.commit()`, after a change
-    of hosts the state as it is. So the function has to go on from where its state says. Failures of Horovod's
-    operations inside TensorFlow are recognised; other errors end the process.
+    Before each call all ranks have the same state. After a rank was lost, that is the state of the last
+    `state.commit()`; after a change of hosts, the current state. The function therefore has to continue from the
+    position in its state. Failures of Horovod's operations inside TensorFlow are recognised; other errors end the
+    process.
 
     Examples
     --------
@@ -65,7 +66,7 @@ def run(func: Callable[Concatenate[_S, _P], _T]) -> Callable[Concatenate[_S, _P]
 
 
 class _OwnArrays:
-    """The result of `read_values` is a copy already."""
+    """Copies nothing, because `read_values` returns copies."""
 
     def copy(self, value: Any, reused: Any, name: str, may_wait: MayWait) -> tuple[Any, None]:
         del reused, name, may_wait
@@ -73,7 +74,7 @@ class _OwnArrays:
 
 
 class VariablesHandler(SnapshotHandler):
-    """Of a list of variables."""
+    """Saves, restores and syncs a list of variables."""
 
     copies = _OwnArrays()
 
@@ -82,25 +83,25 @@ class VariablesHandler(SnapshotHandler):
         super().__init__(value)
 
     def variables(self) -> Sequence[Any]:
-        """Those that are saved and restored."""
+        """Return the variables that are saved and restored."""
         return list(self.value)
 
     def shared(self) -> Sequence[Any]:
-        """Those of them that are the same on all ranks."""
+        """Return the variables that are synced, and therefore equal on all ranks."""
         return self.variables()
 
     def state(self) -> list[Any]:
-        """Copies of all values."""
+        """Return copies of all values."""
         return read_values(self.variables(), self._session())
 
     def load(self, state: Any) -> None:
-        """Assign the values; variables that did not exist when they were saved keep theirs. Sums of gradients end."""
+        """Assign the saved values, and clear sums of gradients; variables made after the save are unchanged."""
         variables = self.variables()[: len(state)]
         write_values(variables, state, self._session())
         self.reset()
 
     def reset(self) -> None:
-        """Clear the sums of gradients that a graph holds, which may be of ranks that are gone."""
+        """Set the sums of gradients in a graph to zero, because they may include gradients of lost ranks."""
         session = self._session()
         if session is None:
             return
@@ -109,7 +110,7 @@ class VariablesHandler(SnapshotHandler):
         write_values(sums, zeros, session)
 
     def sync(self) -> None:
-        """Give all ranks the root's values."""
+        """Broadcast the root's values to all ranks."""
         shared = self.shared()
         counts = [count for (count,) in _consensus.everyones([len(shared)], "elastic.variables")]
         if len(set(counts)) > 1:
@@ -125,32 +126,32 @@ class VariablesHandler(SnapshotHandler):
 
 
 class ModelStateHandler(VariablesHandler):
-    """Of a Keras model or layer."""
+    """Saves, restores and syncs a Keras model or layer."""
 
     def variables(self) -> Sequence[Any]:
-        """Weights, and the states of random generators."""
+        """Return the weights, and the states of random generators."""
         return list(self.value.variables)
 
     def shared(self) -> Sequence[Any]:
-        """Weights: every rank draws its own random numbers."""
+        """Return the weights; states of random generators differ, because every rank draws its own numbers."""
         return list(self.value.weights)
 
 
 class OptimizerStateHandler(VariablesHandler):
-    """Of a Keras optimizer, distributed or not."""
+    """Saves, restores and syncs a Keras optimizer, distributed or not."""
 
     def variables(self) -> Sequence[Any]:
-        """All that it counts and accumulates."""
+        """Return all variables of the optimizer."""
         variables = self.value.variables
         return list(variables() if callable(variables) else variables)
 
     def reset(self) -> None:
-        """Forget gradients that were summed up, which may be of ranks that are gone."""
+        """Discard sums of gradients, because they may include gradients of lost ranks."""
         super().reset()
         forget_gradients(self.value)
 
     def build(self, model: Any) -> None:
-        """Have it create the variables that it keeps for the model's, unless it has."""
+        """Make the optimizer create its variables for the model, if it has not."""
         optimizer, trainable = self.value, model.trainable_variables
         if hasattr(optimizer, "_create_all_weights"):  # of Keras 2, legacy
             optimizer._create_all_weights(trainable)
@@ -159,11 +160,11 @@ class OptimizerStateHandler(VariablesHandler):
 
 
 class _Variables(list[Any]):
-    """Variables as one value of a state."""
+    """List of variables that is one value of a state."""
 
 
 class _Registry(HandlerRegistry):
-    """Handlers of variables and of Keras's objects, of whichever generation, without importing any."""
+    """Returns handlers of variables and of Keras objects of both generations, without importing Keras."""
 
     def __init__(self, session: Callable[[], Any]) -> None:
         super().__init__([])
@@ -180,18 +181,19 @@ class _Registry(HandlerRegistry):
 
 
 class TensorFlowKerasState(HandledState):
-    """State of a training with a Keras model, also in a loop of one's own.
+    """State of training with a Keras model, with `fit` or in a custom loop.
 
     Snapshots are copies in host memory.
 
     Parameters
     ----------
     model
-        Built.
+        A model that is built.
     optimizer
-        The model's by default. Where it has no variables yet, the first sync has it create them for the model's.
+        Default: the model's optimizer. If the optimizer has no variables yet, the first sync makes it create them for
+        the model.
     backend
-        Keras's backend module, for graphs of TensorFlow 1: its session holds the values.
+        Keras's backend module, for graphs of TensorFlow 1: its session contains the values.
     kwargs
         Names and initial values of attributes. Keras models and optimizers among them are saved and synced by their
         variables; everything else is a plain object as in `ObjectState`.
@@ -220,7 +222,7 @@ class TensorFlowKerasState(HandledState):
         super().__init__(**kwargs, model=model, optimizer=optimizer)
 
     def sync(self) -> None:
-        """Give all ranks the root's live state."""
+        """Broadcast the root's current state to all ranks."""
         self._copier.finish()
         models = [h.value for h in self._handlers.values() if isinstance(h, ModelStateHandler)]
         if len(models) == 1 and tf.executing_eagerly():
@@ -231,16 +233,16 @@ class TensorFlowKerasState(HandledState):
 
 
 class TensorFlowState(HandledState):
-    """State of a training with variables of TensorFlow, eagerly or in a session.
+    """State of training with variables of TensorFlow, in eager execution or in a session.
 
     Parameters
     ----------
     variables
-        All global variables of the default graph by default.
+        Variables of the state; default all global variables of the default graph.
     session
-        Holds their values, in graphs; the default session if none is given.
+        In graphs, the session that contains the values; default TensorFlow's default session.
     kwargs
-        Names and initial values of attributes: plain objects as in `ObjectState`.
+        Names and initial values of attributes, which are plain objects as in `ObjectState`.
     """
 
     def __init__(

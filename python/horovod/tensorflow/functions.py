@@ -1,4 +1,4 @@
-"""Bringing all ranks to the root's state: variables and Python objects."""
+"""Broadcasts and gathers variables and Python objects between ranks."""
 
 from __future__ import annotations
 
@@ -31,30 +31,31 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Give variables the root's values on every rank; typically after the first step, or after loading a checkpoint.
+    """Assign the root's values to the variables of every rank, usually after the first step or a loaded checkpoint.
 
     Parameters
     ----------
     variables
-        Of TensorFlow or of Keras, with numbers or bools of any shape: equally many on all ranks, with the same shapes
-        and dtypes in the same order. Names do not matter.
+        Variables of TensorFlow or Keras, with numbers or bools of any shape. Their number, shapes, dtypes and order are
+        equal on all ranks. Names do not matter.
     root_rank
         Global rank whose values are used.
     process_set
         The ranks that take part.
     inplace
-        In graphs: write into the variables with `broadcast_`, device by device.
+        In graphs: whether to use `broadcast_`, device by device.
 
     Returns
     -------
-    In a graph of TensorFlow 1 an operation to run; otherwise None: when it is done, or to be done by the function.
+    In a graph of TensorFlow 1 an operation to run. Otherwise None: in eager execution the variables are assigned when
+    this returns; in a `tf.function` each call of the function assigns them.
 
     Raises
     ------
     ValueError
-        A variable holds no numbers.
+        The elements of a variable are not numbers.
     HorovodInternalError
-        Eagerly: ranks disagree, or a rank was lost. In graphs as `allreduce`.
+        In eager execution: ranks disagree, or a rank was lost. In graphs the errors are those of `allreduce`.
 
     Examples
     --------
@@ -79,7 +80,7 @@ def broadcast_variables(
 
 
 def _to_run(assigned: Sequence[Any]) -> Any:
-    """The operation to run in a graph; a function runs assignments by itself, and cannot return operations."""
+    """Return the operation to run in a graph; None in a function, which runs assignments without a fetch."""
     return None if tf.inside_function() else tf.group(*assigned)
 
 
@@ -97,12 +98,12 @@ def _broadcast_in_place(
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Return the operation that gives all global variables of the default graph the root's values.
+    """Return the operation that assigns the root's values to all global variables of the default graph.
 
     Raises
     ------
     RuntimeError
-        There is no graph: TensorFlow executes eagerly.
+        TensorFlow executes eagerly, so there is no graph.
     """
     if tf.executing_eagerly():
         raise RuntimeError(
@@ -113,16 +114,16 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
-    """Gives all global variables the root's values when a session was created.
+    """Assigns the root's values to all global variables after a session is created.
 
-    For `tf.compat.v1.train.MonitoredTrainingSession(hooks=[...])`, on every rank.
+    Pass the hook to `tf.compat.v1.train.MonitoredTrainingSession(hooks=[...])` on every rank.
 
     Parameters
     ----------
     root_rank
         Rank whose values are used.
     device
-        Where the operations are placed; TensorFlow decides if empty.
+        Device on which the operations are placed; TensorFlow chooses if empty.
 
     Examples
     --------
@@ -142,7 +143,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
                 self.bcast_op = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Run it."""
+        """Run the operation."""
         del coord
         session.run(self.bcast_op)
 
@@ -154,10 +155,10 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return the root's object on every rank, pickled with cloudpickle; of any size.
+    """Return the root's object on every rank. It is pickled with cloudpickle and may have any size.
 
-    Sent at once, in eager code and beside graphs alike: `session` is accepted, not needed. The other arguments, and the
-    errors, are those of `horovod.torch.broadcast_object`.
+    The call sends the object immediately and adds nothing to a graph; `session` is accepted without effect. The other
+    arguments and the errors are those of `horovod.torch.broadcast_object`.
     """
     del session
     return _objects.broadcast_object(obj, root_rank, name, process_set)
@@ -185,7 +186,7 @@ def allgather_object(
 ) -> list[Any]:
     """Return the list of all ranks' objects, in the order of ranks, pickled with cloudpickle.
 
-    As `broadcast_object`; the own entry of the result is a copy too.
+    `session` is accepted without effect, as in `broadcast_object`. This rank's entry of the result is a copy too.
     """
     del session
     return _objects.allgather_object(obj, name, process_set)

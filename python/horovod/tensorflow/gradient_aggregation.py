@@ -1,4 +1,4 @@
-"""Gradients of several backward passes summed locally before they are reduced, in graphs that a session runs."""
+"""Sums the gradients of several backward passes locally before the reduction, in graphs that a session runs."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from horovod.tensorflow.gradient_aggregation_eager import checked_passes, dense,
 
 __all__ = ["LocalGradientAggregationHelper"]
 
-# The collection of a graph that holds the sums and the counters of all optimizers in it.
+# Name of the graph collection that contains the sums and the counters of all optimizers of the graph.
 AGGREGATING_COLLECTION = "aggregating_collection"
 
 
 class LocalGradientAggregationHelper:
     """Sums gradients in local variables, and reduces them in every N-th run of the graph.
 
-    The variables are in the collections `LOCAL_VARIABLES` and "aggregating_collection", so the local initializer,
-    which `MonitoredTrainingSession` runs by itself, initializes them and checkpoints leave them out.
+    The variables are in the collections `LOCAL_VARIABLES` and "aggregating_collection". The local initializer therefore
+    initializes them, and checkpoints do not contain them. `MonitoredTrainingSession` runs the local initializer.
 
     Parameters
     ----------
     backward_passes_per_step
-        N.
+        The number N of runs for one reduction.
     allreduce_func
         `f(grads, vars)`, which returns the reduced gradients.
     sparse_as_dense
-        Take `tf.IndexedSlices` as dense tensors; otherwise they are refused.
+        Whether to convert `tf.IndexedSlices` to dense tensors; otherwise slices raise an error.
     average_aggregated_gradients
-        Divide what was reduced by N.
+        Whether to divide the reduced gradients by N.
     rank
         Part of the variables' scope.
     optimizer_type
-        `_OPTIMIZER_TYPE_KERAS` or `_OPTIMIZER_TYPE_LEGACY`; accepted, both are treated alike.
+        `_OPTIMIZER_TYPE_KERAS` or `_OPTIMIZER_TYPE_LEGACY`; accepted without effect.
     process_set
         The ranks by whose number gradients of local variables are divided.
     scale_local_gradients
-        Whether they are.
+        Whether gradients of local variables are divided by the number of ranks.
     name
         Part of the variables' scope.
 
@@ -80,12 +80,12 @@ class LocalGradientAggregationHelper:
         self._local_vars: set[Any] = set()
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of this variable to the rank: it is not reduced."""
+        """Exclude the gradient of this variable from the reduction; each rank uses its own."""
         self._local_vars.add(key_of(var))
 
     @unconverted
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
-        """Add the gradients; the result is the reduced sums in every N-th run, otherwise the gradients as they came.
+        """Add the gradients to the sums; return the reduced sums in every N-th run, and the given gradients otherwise.
 
         Gradients that are None stay None.
         """
@@ -104,7 +104,7 @@ class LocalGradientAggregationHelper:
             combined = tf.cond(
                 is_last, lambda: self._reduced(own), lambda: [tf.identity(grad) for grad in given]
             )
-        # A branch with one result gives it without a list.
+        # If the branches have one result, `tf.cond` returns it without a list.
         combined = combined if isinstance(combined, (list, tuple)) else [combined]
         for i, grad in zip(there, combined, strict=True):
             results[i] = grad
@@ -118,7 +118,7 @@ class LocalGradientAggregationHelper:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Run the closure's operations in the N-th pass; in the others only count the global step and `iterations`."""
+        """Run the closure's operations in every N-th run; other runs only count the global step and `iterations`."""
         grads_and_vars = list(args[0] if args else kwargs.get("grads_and_vars", []))
         global_step = args[1] if len(args) > 1 else kwargs.get("global_step")
 
@@ -132,7 +132,7 @@ class LocalGradientAggregationHelper:
             with tf.control_dependencies(_ops(counted)):
                 return tf.constant(False)
 
-        # The counter is looked at when all gradients of this run are there.
+        # The counter is read after all gradients of this run are computed.
         with tf.control_dependencies([grad for grad, _ in grads_and_vars if grad is not None]):
             starts_anew = tf.equal(self.counter.read_value(), 0)
         applied = tf.cond(starts_anew, apply, count)
@@ -198,5 +198,5 @@ def _scope_name(var: Any) -> str:
 
 
 def _ops(results: Sequence[Any]) -> list[Any]:
-    """Possible control dependencies: some assignments return nothing eagerly."""
+    """Return the results that can be control dependencies: some assignments return None in eager execution."""
     return [result for result in results if result is not None]

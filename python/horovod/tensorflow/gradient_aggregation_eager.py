@@ -1,4 +1,4 @@
-"""Gradients of several backward passes summed locally before they are reduced, for optimizers built eagerly."""
+"""Sums the gradients of several backward passes locally before the reduction, for optimizers that are built eagerly."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NO_SLICES = "IndexedSlices are not supported when `backward_passes_per_step` > 1
 
 
 def checked_passes(backward_passes_per_step: int) -> int:
-    """The number of passes; ValueError if there is none."""
+    """Return the number of passes; raise ValueError if it is not positive."""
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
     return backward_passes_per_step
 
 
 def dense(gradient: Any, sparse_as_dense: bool) -> Any:
-    """A gradient that can be summed up in a variable; ValueError for slices that must stay what they are."""
+    """Return the gradient as a dense tensor; raise ValueError for slices without `sparse_as_dense`."""
     if isinstance(gradient, tf.IndexedSlices):
         if not sparse_as_dense:
             raise ValueError(NO_SLICES)
@@ -41,7 +41,10 @@ def reduce_shared(
     scale_local_gradients: bool,
     process_set: ProcessSet,
 ) -> list[Any]:
-    """Reduce the gradients of all but local variables; divide those of local ones by the number of ranks if asked."""
+    """Return the gradients, reduced for all but local variables.
+
+    With `scale_local_gradients`, the gradients of local variables are divided by the number of ranks.
+    """
     results = list(grads)
     shared = [i for i, var in enumerate(vars) if not local or key_of(var) not in local]
     reduced = allreduce_func([grads[i] for i in shared], [vars[i] for i in shared])
@@ -60,17 +63,17 @@ class LocalGradientAggregationHelperEager:
     Parameters
     ----------
     backward_passes_per_step
-        N.
+        The number N of calls for one reduction.
     allreduce_func
         `f(grads, vars)`, which returns the reduced gradients.
     sparse_as_dense
-        Take `tf.IndexedSlices` as dense tensors; otherwise they are refused.
+        Whether to convert `tf.IndexedSlices` to dense tensors; otherwise slices raise an error.
     average_aggregated_gradients
-        Divide what was reduced by N.
+        Whether to divide the reduced gradients by N.
     process_set
         The ranks by whose number gradients of local variables are divided.
     scale_local_gradients
-        Whether they are.
+        Whether gradients of local variables are divided by the number of ranks.
 
     Raises
     ------
@@ -99,21 +102,21 @@ class LocalGradientAggregationHelperEager:
             self.counter = tf.Variable(0, trainable=False, dtype=tf.int32)
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of this variable to the rank: it is not reduced."""
+        """Exclude the gradient of this variable from the reduction; each rank uses its own."""
         self._local_vars.add(key_of(var))
 
     @unconverted
     def reset(self) -> None:
-        """Forget what was summed up, and begin a new cycle."""
+        """Set the sums to zero and begin a new cycle."""
         self.counter.assign(0)
         for total in self.locally_aggregated_grads.values():
             total.assign(tf.zeros_like(total))
 
     @unconverted
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
-        """Add the gradients; return the reduced sums at every N-th call, otherwise the local sums so far.
+        """Add the gradients to the sums; return the reduced sums at every N-th call, and the local sums otherwise.
 
-        A gradient that is None in a pass adds nothing; one that was None in all of them stays None.
+        A gradient that is None adds nothing. A gradient that is None in all passes stays None.
         """
         given = [dense(grad, self.sparse_as_dense) for grad in grads]
         self._make_totals(given, vars)
@@ -136,7 +139,7 @@ class LocalGradientAggregationHelperEager:
             )
             if self.average_aggregated_gradients:
                 results = [grad / self.backward_passes_per_step for grad in results]
-            # The sums are read before they are cleared, also where nothing else orders operations.
+            # The control dependency makes graphs read the sums before they are cleared.
             with tf.control_dependencies(results):
                 self.reset()
             return [tf.identity(grad) for grad in results]
@@ -156,7 +159,7 @@ class LocalGradientAggregationHelperEager:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Call the closure in the N-th pass; in the others only count `optimizer.iterations`."""
+        """Call the closure in every N-th pass; other passes only increment `optimizer.iterations`."""
         del args, kwargs
 
         def apply() -> Any:

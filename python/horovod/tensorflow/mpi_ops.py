@@ -1,4 +1,4 @@
-"""Every operation and query of `horovod.tensorflow`, under the import path that scripts know."""
+"""Every operation and query of `horovod.tensorflow`, under an import path of the original."""
 
 import tensorflow as tf
 
@@ -55,7 +55,7 @@ __all__ = [
     "rank_op",
     "size_op",
 ]
-# Objects and blocking calls are made for TensorFlow elsewhere.
+# Names of `api` that are not exported here: other functions replace them, or TensorFlow has no counterpart.
 _OTHERS = ("allgather_object", "barrier", "broadcast_object", "join", "poll")
 __all__ += [name for name in _api.__all__ if name not in _OTHERS]
 

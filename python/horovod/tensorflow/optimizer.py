@@ -1,4 +1,4 @@
-"""`DistributedOptimizer`: an optimizer of TensorFlow 1 whose gradients are those of all ranks."""
+"""`DistributedOptimizer`: an optimizer of TensorFlow 1 that uses the reduced gradients of all ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LegacyOptimizer: Any = tf.compat.v1.train.Optimizer
 
 
 class _DistributedOptimizer(_LegacyOptimizer):
-    """Computes gradients with another optimizer, reduces them, and leaves their use to it."""
+    """Computes gradients with the wrapped optimizer, reduces them, and applies them with the wrapped optimizer."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class _DistributedOptimizer(_LegacyOptimizer):
         super().__init__(
             name=name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking
         )
-        # The name that pairs operations across ranks: without the class, which may differ between ranks.
+        # The name pairs operations across ranks. It does not contain the class, which may differ between ranks.
         name = name or "DistributedOptimizer"
         self._optimizer = optimizer
         self._process_set = process_set
@@ -90,14 +90,14 @@ class _DistributedOptimizer(_LegacyOptimizer):
             )
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of this variable to the rank: it is not reduced."""
+        """Exclude the gradient of this variable from the reduction; each rank uses its own."""
         self._local_vars.add(key_of(var))
         if self._agg_helper is not None:
             self._agg_helper.register_local_var(var)
 
     @unconverted
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """As that of the wrapped optimizer; gradients are reduced."""
+        """Compute gradients with the wrapped optimizer, and return them reduced."""
         computed = self._optimizer.compute_gradients(*args, **kwargs)
         grads = [grad for grad, _ in computed]
         vars = [var for _, var in computed]
@@ -118,7 +118,7 @@ class _DistributedOptimizer(_LegacyOptimizer):
         return list(zip(reduced, vars, strict=True))
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """As that of the wrapped optimizer: `(grads_and_vars, global_step=None, name=None)`."""
+        """Apply gradients with the wrapped optimizer. Arguments: `(grads_and_vars, global_step=None, name=None)`."""
         if self._agg_helper is None:
             return self._optimizer.apply_gradients(*args, **kwargs)
         if args:
@@ -133,15 +133,15 @@ class _DistributedOptimizer(_LegacyOptimizer):
         )
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the wrapped optimizer."""
+        """Return a slot of the wrapped optimizer."""
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the wrapped optimizer."""
+        """Return the slot names of the wrapped optimizer."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
     def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the wrapped optimizer."""
+        """Return the variables of the wrapped optimizer."""
         return self._optimizer.variables(*args, **kwargs)
 
 
@@ -167,30 +167,31 @@ def DistributedOptimizer(
     Parameters
     ----------
     optimizer
-        A `tf.compat.v1.train.Optimizer`, in graphs, eagerly or in `tf.function`; or one of Keras, which
-        `horovod.tensorflow.keras.DistributedOptimizer` wraps.
+        A `tf.compat.v1.train.Optimizer`, in graphs, in eager execution or in `tf.function`; or an optimizer of Keras,
+        which `horovod.tensorflow.keras.DistributedOptimizer` wraps.
     name
-        Of the optimizer; "Distributed" and the name of its class by default.
+        Name of the new optimizer; default "Distributed" and the name of its class.
     use_locking
-        As of `tf.compat.v1.train.Optimizer`; without effect with Keras.
+        As in `tf.compat.v1.train.Optimizer`; no effect with Keras.
     device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor
         As in `DistributedGradientTape`.
     num_groups, groups, process_set
         As in `DistributedGradientTape`.
     backward_passes_per_step
-        Sum up the gradients of so many passes before they are reduced and used. Not for a v1 optimizer that is built
-        eagerly.
+        Number of passes whose gradients are summed locally before they are reduced and applied. A v1 optimizer that is
+        built in eager execution supports only 1, except with `Adasum`.
     op
-        `Average`, `Sum` or, for v1 optimizers, `Adasum`, which combines the ranks' steps instead of their gradients.
+        `Average`, `Sum` or, for v1 optimizers, `Adasum`. `Adasum` combines the ranks' weight changes instead of their
+        gradients.
     average_aggregated_gradients
-        Divide the gradients summed up over several passes by the number of passes.
+        Whether to divide the gradients that were summed over several passes by the number of passes.
     scale_local_gradients
-        Divide the gradients of variables given to `register_local_var` by the number of ranks.
+        Whether to divide the gradients of variables given to `register_local_var` by the number of ranks.
 
     Raises
     ------
     ValueError, NotImplementedError
-        Arguments that do not go together.
+        The combination of arguments is invalid or not supported.
 
     Examples
     --------
@@ -230,7 +231,7 @@ def DistributedOptimizer(
         )
     if op == Adasum:
         raise ValueError("op == Adasum is not supported yet with Keras")
-    # Only here, because it imports Keras.
+    # Imported late, because this module imports Keras.
     keras: Any = importlib.import_module("horovod.tensorflow.keras")
     return keras.DistributedOptimizer(
         optimizer,

@@ -1,4 +1,4 @@
-"""Batch normalisation with the statistics of all ranks' batches together, for Keras 3 and Keras 2."""
+"""Batch normalisation with common statistics of all ranks' batches, for Keras 3 and Keras 2."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Made when it is asked for: its base class is Keras's, which takes seconds to import.
+    # The class is made at the first access: its base class is in Keras, whose import takes seconds.
     if name == "SyncBatchNormalization":
         try:
             return layer_class(tf.keras.layers.BatchNormalization)
@@ -35,15 +35,17 @@ def __getattr__(name: str) -> Any:
 def global_moments(
     inputs: Any, axes: Sequence[int], mask: Any = None, keepdims: bool = False
 ) -> tuple[Any, Any]:
-    """Mean and biased variance over all ranks' values along some axes; every value weighs the same.
+    """Return the mean and biased variance over all ranks' values along some axes; every value has the same weight.
 
     Parameters
     ----------
     mask
-        Which samples, or time steps, count: the inputs' shape without the last dimension, or one that broadcasts to it.
+        Samples, or time steps, that are included. The shape is that of the inputs without the last dimension, or one
+        that broadcasts to it.
 
-    Each rank sends the number, the sum and the sum of squares of its values, in float64, so that no digits are lost
-    when the mean is large; one allreduce, whose gradient makes those of the inputs what one process would compute.
+    Each rank sends the number, the sum and the sum of squares of its values in one allreduce. The values are float64,
+    so that no digits are lost when the mean is large. Through the gradient of the allreduce, the gradients of the
+    inputs equal those of one process with all values.
     """
     values = tf.cast(inputs, tf.float64)
     if mask is None:
@@ -62,7 +64,7 @@ def global_moments(
     )
     condition = takes_part(global_process_set)
     if condition is not False:
-        # Outside of the layer's scope, whose name counts all layers of the process. The graph numbers the calls.
+        # This name scope replaces the layer's scope, whose name may differ between ranks. The graph numbers the calls.
         with tf.name_scope("SyncBatchNormalization/"):
             sums = allreduce(sums, op=Sum, name="sync_batch_norm")
     count, total, squares = tf.unstack(sums)
@@ -75,12 +77,12 @@ def global_moments(
 
 @functools.cache
 def layer_class(base: Any) -> Any:
-    """The synchronised layer that derives from one Keras's `BatchNormalization`.
+    """Return the synchronised layer class, which derives from `base`, a `BatchNormalization` of either Keras.
 
     Raises
     ------
-    ValueError
-        Keras 3 runs on another backend than TensorFlow.
+    ImportError
+        This version of Keras lacks the method that the layer replaces.
     """
     is_keras_2 = hasattr(base, "_calculate_mean_and_var")
     if not hasattr(base, "_moments"):
@@ -91,23 +93,23 @@ def layer_class(base: Any) -> Any:
         )
 
     class SyncBatchNormalization(base):
-        """Batch normalisation whose mean and variance are those of all ranks' batches together.
+        """Batch normalisation with the common mean and variance of all ranks' batches.
 
-        In training every rank has to run the layer; one allreduce of a few numbers per channel, forward and backward.
-        Values weigh the same on all ranks, so batches may differ in size. In evaluation, or alone, it is the ordinary
-        layer.
+        In training every rank has to run the layer. It makes one allreduce of a few numbers per channel in the forward
+        pass, and one in the backward pass. Each value has the same weight, so batches may differ in size. In
+        evaluation, or with one process, the layer behaves like Keras's layer.
 
         Parameters
         ----------
         fused
-            Only False.
+            Only False is supported.
         kwargs
-            Those of Keras's `BatchNormalization`.
+            Arguments of Keras's `BatchNormalization`.
 
         Raises
         ------
         ValueError
-            `fused` is True or None.
+            `fused` is True or None, or Keras 3 runs on another backend than TensorFlow.
         """
 
         def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:

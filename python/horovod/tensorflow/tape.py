@@ -1,4 +1,4 @@
-"""`DistributedGradientTape`: a `tf.GradientTape` whose gradients are those of all ranks."""
+"""`DistributedGradientTape`: a `tf.GradientTape` that returns the reduced gradients of all ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape", "_Distri
 
 
 class _DistributedGradientTape:
-    """Mixin before the class of the given tape: reduces the gradients that the tape computes."""
+    """Mixin that reduces the gradients that the given tape computes; it precedes the tape's class in the bases."""
 
     _allreduce_grads: Any
     _local_sources: set[Any]
@@ -32,7 +32,7 @@ class _DistributedGradientTape:
     _is_in_jacobian = False
 
     def register_local_source(self, source: Any) -> None:
-        """Leave the gradient of this source to the rank: it is not reduced."""
+        """Exclude the gradient of this source from the reduction; each rank uses its own."""
         self._local_sources.add(key_of(source))
 
     @unconverted
@@ -44,18 +44,19 @@ class _DistributedGradientTape:
         use_generic_names: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Compute the gradients of `target` and reduce those of all but local sources.
+        """Compute the gradients of `target` and return them reduced, except those of local sources.
 
-        Every rank has to call it, with the same sources in the same order.
+        Every rank has to call this method with the same sources in the same order.
 
         Parameters
         ----------
         target, output_gradients
-            As of `tf.GradientTape.gradient`.
+            As in `tf.GradientTape.gradient`.
         sources
-            Variables or tensors: a list, one of them, or any nested structure.
+            Variables or tensors: a single one, a list, or any nested structure.
         use_generic_names
-            Pair gradients across ranks by position instead of by the names of tensors, for ranks whose graphs differ.
+            Whether to leave the name scopes out of the names that pair gradients across ranks, for ranks whose graphs
+            differ.
         kwargs
             Further arguments of `tf.GradientTape.gradient`: `unconnected_gradients`.
 
@@ -75,7 +76,7 @@ class _DistributedGradientTape:
 
     @unconverted
     def jacobian(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        """As of `tf.GradientTape`; the finished Jacobians are reduced as gradients are."""
+        """Compute the Jacobians as `tf.GradientTape` does, and return them reduced like gradients."""
         with self._of_jacobian():
             computed = super().jacobian(target, sources, *args, **kwargs)  # type: ignore[misc]
         flat_sources = tf.nest.flatten(sources)
@@ -84,7 +85,7 @@ class _DistributedGradientTape:
 
     @unconverted
     def batch_jacobian(self, target: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
-        """As of `tf.GradientTape`; the finished Jacobian is reduced as a gradient is."""
+        """Compute the batch Jacobian as `tf.GradientTape` does, and return it reduced like a gradient."""
         with self._of_jacobian():
             computed = super().batch_jacobian(target, source, *args, **kwargs)  # type: ignore[misc]
         return self._reduced([computed], [source], False)[0]
@@ -106,7 +107,7 @@ class _DistributedGradientTape:
         use_generic_names: bool = False,
         **kwargs: Any,
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """As `gradient`, as two lists of `(source, gradient)`: of local sources, and of the others."""
+        """Call `gradient` and return two lists of `(source, gradient)`: those of local sources, and all others."""
         flat_sources = tf.nest.flatten(sources)
         gradients = self.gradient(
             target, flat_sources, output_gradients, use_generic_names, **kwargs
@@ -155,7 +156,7 @@ def DistributedGradientTape(
 ) -> Any:
     """Return a tape like the given one whose `gradient` reduces the gradients over all ranks.
 
-    It goes on from what the given tape has recorded, or records itself as a context manager. Works eagerly, in
+    The new tape uses the recording of the given tape, or records as a context manager. It works in eager execution, in
     `tf.function` (also with `jit_compile=True`) and in graphs.
 
     Parameters
@@ -163,29 +164,30 @@ def DistributedGradientTape(
     gradtape
         A `tf.GradientTape`, or an instance of a subclass.
     device_dense, device_sparse
-        Where dense gradients and `tf.IndexedSlices` are reduced; TensorFlow decides if empty.
+        Devices on which dense gradients and `tf.IndexedSlices` are reduced; TensorFlow chooses if empty.
     compression
-        `Compression.none`, or `Compression.fp16` to send half as many bytes.
+        `Compression.none`, or `Compression.fp16`, which sends float16.
     sparse_as_dense
-        Turn `tf.IndexedSlices` into dense tensors before they are reduced.
+        Whether to convert `tf.IndexedSlices` to dense tensors before the reduction.
     op
         `Average`, `Sum` or `Adasum`.
     gradient_predivide_factor
-        With `Average`: divide by this before the sum, and by the rest after it.
+        With `Average`: gradients are divided by this before the sum, and by size / factor after it.
     num_groups
         Deprecated: use `groups`.
     groups
-        Reduce gradients together: a number of groups, or lists of variables; those in no list are alone.
+        A number of groups, or lists of variables. The gradients of a group are reduced together; a variable that is in
+        no list is reduced alone.
     process_set
-        The ranks that take part; on other ranks gradients stay as they are.
+        The ranks that take part; other ranks get their own gradients unchanged.
     scale_local_gradients
-        Divide the gradients of local sources (`register_local_source`) by the number of ranks, so that they weigh as
-        much as the averaged ones.
+        Whether to divide the gradients of local sources (`register_local_source`) by the number of ranks. They then
+        have the same scale as averaged gradients.
 
     Raises
     ------
     ValueError
-        Arguments that do not go together.
+        The combination of arguments is invalid.
 
     Examples
     --------
@@ -198,7 +200,7 @@ def DistributedGradientTape(
     groups = checked_groups(groups, num_groups)
     base = type(gradtape)
     result: Any = object.__new__(type(base.__name__, (_DistributedGradientTape, base), {}))
-    # The recording, and the attributes of subclasses. The given tape leaves its own `with` block by itself.
+    # The attributes contain the recording, which the `with` block of the given tape ends.
     result.__dict__.update(gradtape.__dict__)
     result._recording = False
     result._allreduce_grads = _make_allreduce_grads_fn(
@@ -232,19 +234,19 @@ def PartialDistributedGradientTape(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """As `DistributedGradientTape`, but the gradients of some layers stay local to each rank.
+    """Return a `DistributedGradientTape` that does not reduce the gradients of some layers.
 
     Parameters
     ----------
     local_layers
-        A Keras layer or a collection of them, built: the gradients of their trainable weights are not reduced.
+        A built Keras layer or a collection of them. The gradients of their trainable weights are not reduced.
 
-    The others are those of `DistributedGradientTape`.
+    The other parameters are those of `DistributedGradientTape`.
 
     Raises
     ------
     ValueError
-        `local_layers` holds something else than Keras layers.
+        `local_layers` contains an object that is not a Keras layer.
     """
     layers = [] if local_layers is None else local_layers
     layers = [layers] if is_keras_layer(layers) else layers

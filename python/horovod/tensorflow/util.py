@@ -1,4 +1,4 @@
-"""Helpers of the original under the import path that other packages know."""
+"""Helpers under an import path of the original, for packages that use it."""
 
 import tensorflow as tf
 

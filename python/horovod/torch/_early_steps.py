@@ -1,7 +1,7 @@
-"""Finds gradients that a script changed after `backward()` had left them to a later reduction.
+"""Finds gradients that a script changed between `backward()` and a later reduction.
 
-A step before `backward_passes_per_step` passes reduces the gradients that are there. Clipping or unscaling before that
-reduction would use this rank's own gradients. The ranks would then differ, without an error.
+A step before `backward_passes_per_step` passes reduces the gradients accumulated so far. Clipping or unscaling before
+that reduction would use this rank's own gradients. The ranks would then differ, without an error.
 """
 
 from __future__ import annotations
@@ -21,44 +21,47 @@ from horovod.torch._gradient_entries import GradientEntry
 
 
 class Mark(NamedTuple):
-    """A gradient as a backward pass left it."""
+    """Identity, versions and address of a gradient at the end of a backward pass."""
 
     identity: int
     versions: tuple[int, ...]
     address: int
 
     def differs(self, now: Mark, *, in_flight: bool) -> bool:
-        """Whether the script has changed it. The core itself refuses a tensor in flight that got other memory."""
+        """Return whether the script has changed the gradient since.
+
+        The address of a gradient in flight is not compared: the core refuses a tensor whose memory was replaced.
+        """
         if in_flight:
             return (now.identity, now.versions) != (self.identity, self.versions)
         return (now.versions, now.address) != (self.versions, self.address)
 
 
 class LeftGradients:
-    """Gradients that are not reduced yet, as backward passes left them."""
+    """Marks of gradients that are not reduced yet, taken at the end of backward passes."""
 
     def __init__(self) -> None:
         self._marks: dict[GradientEntry, Mark] = {}
 
     def note(self, entries: Iterable[GradientEntry]) -> None:
-        """Remember how these are now."""
+        """Store a mark of the current gradient of each entry."""
         for entry in entries:
             mark = _mark(entry.param.grad)
             if mark is not None:
                 self._marks[entry] = mark
 
     def forget(self, entry: GradientEntry) -> None:
-        """Leave one out: its gradient is on its way."""
+        """Delete the mark of an entry, whose gradient is being sent or was removed."""
         if self._marks:
             self._marks.pop(entry, None)
 
     def forget_sent(self) -> None:
-        """Leave out all that were sent: their results are in place."""
+        """Delete the marks of all sent gradients, whose results are written back."""
         for entry in [entry for entry in self._marks if entry.settled]:
             del self._marks[entry]
 
     def clear(self) -> None:
-        """Leave all out."""
+        """Delete all marks."""
         self._marks.clear()
 
     def names(self) -> list[str]:
@@ -77,7 +80,7 @@ class LeftGradients:
 
 
 def _mark(grad: torch.Tensor | None) -> Mark | None:
-    """Return the tensor's identity, how often it was changed in place, and its address; None if that is not known."""
+    """Return the gradient's identity, counts of in-place changes, and address; None without a gradient or counts."""
     if grad is None or grad.is_inference():
         return None
     if grad.layout is torch.strided:
@@ -89,9 +92,9 @@ def _mark(grad: torch.Tensor | None) -> Mark | None:
 
 
 def is_unscaled_by_caller(optimizer: torch.optim.Optimizer, depth: int) -> bool:
-    """Whether the frame `depth` above is a GradScaler's that has unscaled the optimizer's gradients before.
+    """Return whether the frame `depth` above is a GradScaler's that has unscaled the optimizer's gradients before.
 
-    `unscale_` does not count as a change in place, and the scaler calls nothing of the optimizer.
+    The frame is the only evidence: `unscale_` does not count as a change in place, and calls nothing of the optimizer.
     """
     scaler = sys._getframe(depth + 1).f_locals.get("self")
     if not isinstance(scaler, GradScaler):

@@ -1,4 +1,4 @@
-"""The gradient of one parameter within a cycle: how often it was sent, and the parts that it comes in."""
+"""State of one parameter's gradient within a cycle: how often it was sent, and results that are to be added up."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import torch
 
 from horovod.torch._gradient_hooks import Watched
 
-# Where a gradient stands within a cycle (from one step() to the next): it is accumulated, it waits for the rest of its
-# group, it is sent.
+# States of a gradient within a cycle (from one step() to the next): accumulating, waiting for the rest of its group,
+# sent.
 IDLE, READY, STARTED = 0, 1, 2
 
 
 class GradientEntry(Watched):
-    """One parameter and where its gradient stands; `settled` while that is sent."""
+    """One parameter and the state of its gradient; `settled` is set while the gradient is sent."""
 
     __slots__ = (
         "group",
@@ -33,15 +33,15 @@ class GradientEntry(Watched):
         self.group: Group | None = None
         self.passes_left = passes
         self.state = IDLE
-        # Whether a backward pass of this cycle added to it, and it is not sent yet.
+        # Whether a backward pass of this cycle added to the gradient, which is not sent yet.
         self.is_left = False
-        self.sent = 0  # how often in this cycle
-        # Sent earlier in this cycle, to be added to what `.grad` holds.
+        self.sent = 0  # how often the gradient was sent in this cycle
+        # Gradients that were sent earlier in this cycle; `unite` adds them to `.grad`.
         self.parts: list[torch.Tensor] = []
-        self.sparse = False  # whether its last gradient was
+        self.sparse = False  # whether the last gradient was sparse
 
     def replace(self, param: torch.Tensor, passes: int) -> None:
-        """Take another parameter in place of this one; no gradient of it was sent."""
+        """Replace the parameter by another one, none of whose gradients was sent."""
         self.param = param
         self.nbytes = param.nbytes
         self.passes_left = passes
@@ -51,20 +51,20 @@ class GradientEntry(Watched):
 
     @property
     def wire_name(self) -> str:
-        """The name under which the gradient travels that was marked as sent last."""
+        """Return the operation's name for the gradient that was marked as sent last."""
         return self.name if self.sent == 1 else f"{self.name}.again{self.sent - 1}"
 
     def put(self, grad: torch.Tensor, result: torch.Tensor) -> None:
-        """Put a result that could not be written into `grad` where that is; nowhere if the user dropped it."""
+        """Replace `grad` by a result in other memory, in `.grad` and in the parts; nothing if the user dropped it."""
         if self.param.grad is grad:
             self.param.grad = result
         self.parts = [result if part is grad else part for part in self.parts]
 
     def unite(self) -> None:
-        """Add up what was reduced in parts."""
+        """Add the reduced parts to `.grad`."""
         parts, self.parts = self.parts, []
         last = self.param.grad
-        if last is None:  # dropped by the user, and with it what came before
+        if last is None:  # the user dropped the gradient, and its earlier parts are dropped too
             return
         total, *rest = parts
         with torch.no_grad():
@@ -77,7 +77,7 @@ class GradientEntry(Watched):
 
 
 class Group:
-    """Gradients that travel together once all of them are ready."""
+    """Gradients that are reduced as one operation once all of them are ready."""
 
     __slots__ = ("arrived", "members")
 
@@ -89,7 +89,7 @@ class Group:
 def zeros_for(param: torch.Tensor, *, sparse: bool) -> torch.Tensor:
     if not sparse:
         return torch.zeros_like(param, requires_grad=False)
-    # Without a dense tensor, which may be large, and on a GPU without the host waiting for how many zeros there are.
+    # Made directly: a dense tensor may be large, and its conversion on a GPU makes the host wait for the element count.
     own = param.detach()
     rows, values = own.new_empty((1, 0), dtype=torch.int64), own.new_empty((0, *own.shape[1:]))
     return torch.sparse_coo_tensor(

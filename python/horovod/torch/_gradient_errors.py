@@ -1,4 +1,4 @@
-"""Errors for mistakes with gradients."""
+"""Texts of errors about gradients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DUPLICATE_NAME = (
 
 
 def not_reduced(names: Sequence[str], rank: int, operation: str) -> str:
-    """Error text when `backward()` gave up waiting for these gradients."""
+    """Return the text of the warning that `backward()` stopped waiting for these gradients."""
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
         f"backward() returned before the gradients of {names[0]!r}{more} were reduced: rank {rank} waits for "
@@ -40,7 +40,7 @@ def not_reduced(names: Sequence[str], rank: int, operation: str) -> str:
 
 
 def changed_early(names: Sequence[str], passes: int) -> str:
-    """Error text when the script changed these gradients before a step that has to reduce them first."""
+    """Return the error text for gradients that the script changed before a step that has to reduce them first."""
     cause = (
         f"fewer than backward_passes_per_step={passes} backward passes used it before the step"
         if passes > 1
@@ -56,7 +56,7 @@ def changed_early(names: Sequence[str], passes: int) -> str:
 
 
 def changed_in_flight(names: Sequence[str]) -> str:
-    """Error text when the script changed these gradients while they were being reduced."""
+    """Return the error text for gradients that the script changed while they were being reduced."""
     return (
         f"the gradient of {_and_more(names)} was changed after backward(), while it was being reduced: backward() had "
         "returned before the reduction. The result may be wrong. Call optimizer.synchronize() before the change."

@@ -1,9 +1,9 @@
-"""Hooks on a parameter's accumulation node: they run after whatever the user does to a gradient in hooks of the tensor.
+"""Hooks on a parameter's accumulation node: they run after all hooks that the user registers on the tensor.
 
-Hooks of a tensor run in the order in which they were registered. One of ours would run before a user's later one, which
-would then change a gradient that is already being sent. Hooks of the node that accumulates into `.grad` run after all
-of them. A parameter gets another node when its dtype or device changes; one hook of ours on the tensor itself, which
-stays, notices that before the new node accumulates.
+Hooks of a tensor run in the order in which they were registered. A hook of ours on the tensor would run before hooks
+that the user registers later, and those could change a gradient that is being sent. Hooks of the node that accumulates
+into `.grad` run after all hooks of the tensor. PyTorch makes another node when the parameter's dtype or device changes.
+One hook of ours on the tensor, which remains, detects the new node before that node accumulates.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import torch
 
 from horovod.torch._gradient_errors import COMPILED_BACKWARD
 
-# The node that this thread's backward pass runs. Without it (torch before 2.1) the hook is one of the tensor.
+# Returns the node that this thread's backward pass runs. Torch before 2.1 lacks it: there the tensor itself is hooked.
 _current_node: Callable[[], Any] | None = getattr(torch._C, "_current_autograd_node", None)
 
-# Runs a function when the current backward pass is over. Older versions of torch lack it: there `backward()` waits
-# only if all trainable parameters got a gradient; otherwise `step()` does.
+# Runs a function when the current backward pass is over. Older versions of torch lack it. There `backward()` waits
+# if all trainable parameters got a gradient; otherwise `step()` waits.
 queue_callback: Callable[[Callable[[], None]], None] | None = getattr(
     torch.autograd.graph, "queue_callback", None
 )
 
 
 class Watched:
-    """A parameter whose gradients are watched.
+    """A parameter with hooks on the accumulation of its gradients.
 
-    While `settled` is set, the gradient must not be touched, and `reopen` is called before another is accumulated.
+    While `settled` is set, nothing may change the gradient; `reopen` is called before the next one is accumulated.
     """
 
     __slots__ = (
@@ -48,14 +48,17 @@ class Watched:
         self.settled = False
         # Whether the parameter had no gradient before the last accumulation. Then PyTorch chose the gradient's memory.
         self.is_fresh = False
-        # Whether a gradient is being accumulated that was not sent yet. A hook of the script may take a step before
-        # ours runs, which sends it.
+        # Whether the gradient that is being accumulated is still to be sent. A hook of the script may run before ours
+        # and call `step()`, which sends the gradient.
         self.is_arriving = False
         self._handles: list[Any] = []
         self._node: Any = None
 
     def watch(self, reopen: Callable[[], None], after: Callable[..., None]) -> None:
-        """Call `after` with a hook's arguments after each accumulation, `reopen` before one if `settled` is set."""
+        """Register hooks: `after` runs after each accumulation, `reopen` before it if `settled` is set.
+
+        `after` receives the arguments of the hook.
+        """
         self._reopen, self._after = reopen, after
         with _requiring_grad(self.param):
             if _current_node is None:
@@ -78,7 +81,7 @@ class Watched:
         self._after(param)
 
     def _before(self, current_node: Callable[[], Any]) -> Callable[[torch.Tensor], None]:
-        """A hook that runs first in each accumulation, and also where `torch.autograd.grad` accumulates nothing."""
+        """Return a hook that runs before each accumulation, and in `torch.autograd.grad`, which does not accumulate."""
 
         def before(_: torch.Tensor) -> None:
             node = current_node()
@@ -87,20 +90,20 @@ class Watched:
             self.is_fresh = self.param.grad is None
             self.is_arriving = True
             if self.settled and len(self._handles) == 2:
-                # Registered now it still runs before this accumulation, and only if there is one.
+                # A hook registered now still runs before this accumulation. In `torch.autograd.grad` it does not run.
                 self._handles.append(node.register_prehook(self._guard))
 
-        # Parameters are saved without hooks; that ours is lost then needs no warning.
+        # Parameters are saved without hooks. This attribute suppresses the warning about ours.
         before.__torch_unserializable__ = True  # type: ignore[attr-defined]
         return before
 
     def _follow(self, node: Any) -> None:
-        """Hook the node that accumulates from now on, and no other."""
+        """Hook the node that accumulates from now on, and unhook the node before."""
         if node is None:
             raise RuntimeError(COMPILED_BACKWARD)
         for handle in self._handles[1:]:
             handle.remove()
-        # Kept: torch makes another one when nobody holds it.
+        # This reference keeps the node alive; without one torch would make another node.
         self._node = node
         self._handles[1:] = [node.register_hook(self._after)]
 
@@ -111,13 +114,16 @@ class Watched:
 
 
 def passing(seen: tuple[Any, ...]) -> torch.Tensor | None:
-    """Return the tensor that is being accumulated, which the node still owns, from the arguments of `after`."""
+    """Return the tensor that is being accumulated, which the node still owns; None if a hook does not receive it.
+
+    `seen` are the arguments of `after`.
+    """
     tensor: torch.Tensor | None = seen[1][0] if len(seen) == 2 else None
     return tensor
 
 
 def can_be_watched(param: torch.Tensor) -> bool:
-    """Whether torch may accumulate a gradient for the tensor, now or when it is told to."""
+    """Return whether torch can accumulate a gradient for the tensor, now or after `requires_grad` is set."""
     return param.is_leaf and (param.is_floating_point() or param.is_complex())
 
 
@@ -129,7 +135,7 @@ def _accumulation_node(param: torch.Tensor) -> Any:
 
 @contextlib.contextmanager
 def _requiring_grad(param: torch.Tensor) -> Iterator[None]:
-    """Let a frozen parameter be hooked: torch wants `requires_grad` only at that moment."""
+    """Set `requires_grad` inside the block: torch requires it to register hooks on a frozen parameter."""
     before = param.requires_grad
     param.requires_grad_(True)
     try:

@@ -1,12 +1,12 @@
 """Decides when each gradient of an optimizer is reduced: hooks, accumulation counters, groups, agreement.
 
 One `GradientReducer` belongs to one wrapped optimizer. A hook per parameter counts backward passes and starts the
-reduction; at the end of the backward pass the ranks exchange which gradients exist, and wait. So `backward()` returns
-with reduced gradients, and clipping, loss scaling or logging may follow in any order.
+reduction. At the end of the backward pass the ranks exchange which gradients exist, and wait for the reductions.
+`backward()` therefore returns with reduced gradients, and clipping, loss scaling or logging may follow in any order.
 
-A gradient that was sent is never added to: what comes after it within the cycle is accumulated apart, travels by itself
-and is added to the first one's result. So several backward passes before a step give what one pass over the sum of
-their losses gives: for averages and sums, which are linear. Other operators refuse them.
+A gradient that was sent is never added to. A later gradient of the same parameter and cycle is accumulated in other
+memory, reduced as a separate operation, and added to the first result. For averages and sums, which are linear, several
+backward passes before a step therefore equal one pass over the sum of their losses. Other operators raise an error.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from horovod.torch._gradient_sending import Sender
 from horovod.torch._group_changes import Changes
 from horovod.torch.mpi_ops import Average, Sum
 
-# Those whose hooks are in place.
+# Reducers whose hooks are registered.
 _reducers: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
 
 
 class _EndOfPass:
-    """Callback of torch at the end of a backward pass; torch drops it without a call when the pass fails."""
+    """Callback that torch calls at the end of a backward pass, and releases without a call when the pass fails."""
 
     __slots__ = ("__weakref__", "_reducer")
 
@@ -79,7 +79,7 @@ class GradientReducer:
         self.passes = passes
         self.watch = watch
         self.wait_in_backward = True
-        # Whether a GradScaler has decided on this cycle's step, maybe not to take it.
+        # Whether a GradScaler took the decision about this cycle's step; it may have skipped the step.
         self.step_skipped = False
         self._options = options
         self._entries: list[GradientEntry] = []  # sorted by name: the same order on every rank
@@ -90,34 +90,39 @@ class GradientReducer:
         self._in_parts: list[GradientEntry] = []
         self._left = LeftGradients()
         self._announced: Announcement | None = None
-        self._open = 0  # gradients that are not sent, or not any more
-        self._repeated = False  # whether one was sent twice in this cycle
+        # Number of gradients that were not sent, or were reopened after they were sent.
+        self._open = 0
+        self._repeated = False  # whether a gradient was sent twice in this cycle
         self._touched = False
         self._unannounced = False
         self._agreed = False
         self._reduced = False  # whether anything was agreed upon in this cycle
         self._refused = False  # whether this rank alone may have ended a step with an error
-        self._known: Sequence[int] = b""  # how often each was sent, as agreed last; empty: never
+        # How often each gradient was sent, as of the last agreement; empty before the first agreement of a cycle.
+        self._known: Sequence[int] = b""
         self._holding = 0
-        # The callback of the backward pass that runs; it is gone if that failed.
+        # The callback of the current backward pass; the reference is dead if the pass failed.
         self._end: weakref.ref[_EndOfPass] | None = None
-        # Names of parameters that came after the optimizer was wrapped.
+        # Names of parameters that were added after the optimizer was wrapped.
         self._late: set[str] = set()
         self._me = weakref.ref(self)
-        self._exclusive = False  # whether it was looked for others that reduce these gradients
+        self._exclusive = False  # whether `_check_exclusive` found no other reducer
         _reducers.add(self)
         weakref.finalize(self, unwatch, self._entries)
 
     # ---- set-up ------------------------------------------------------------------------------------------------
 
     def track(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Take parameters under their names on the wire and hook them, frozen ones too: they may thaw."""
+        """Register parameters under the names of their operations, and hook them.
+
+        Frozen parameters are hooked too, because the script may unfreeze them.
+        """
         known = dict(zip(self._entries, self._known or bytes(len(self._entries)), strict=True))
         for name, param in named:
             entry = GradientEntry(param, name, self.passes)
             self._entries.append(entry)
             self._by_param[param] = entry
-            if can_be_watched(param):  # gradients of others are picked up by `finish`
+            if can_be_watched(param):  # `finish` reduces the gradients of other parameters
                 self._watch(entry)
         self._entries.sort(key=lambda entry: entry.name)
         self._open += len(named)
@@ -126,14 +131,14 @@ class GradientReducer:
         self._exclusive = False
 
     def _name_entries(self) -> None:
-        # With the shapes of parameters that came later: another order of these on some rank is then an error.
+        # The shapes of late parameters are compared too, so that ranks that added them in different orders fail.
         late = [tuple(e.param.shape) for e in self._entries if e.name in self._late]
         self._presence.set_names([entry.name for entry in self._entries], late)
 
     def retrack(self, changes: Changes) -> None:
-        """Follow changes of the optimizer's groups; gradients that exist already are reduced by `finish`."""
+        """Apply changes of the optimizer's groups; `finish` reduces gradients that exist already."""
         if self._announced is not None:
-            self._bring_to_an_end()  # its rows are those of the entries before the change
+            self._bring_to_an_end()  # the rows of the announcement match the entries before the change
         for old, new in changes.replaced:
             entry = self._by_param.pop(old)
             self._let_go(entry)
@@ -167,7 +172,7 @@ class GradientReducer:
             self._in_parts.remove(entry)
 
     def set_groups(self, groups: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Let the gradients of each list travel as one operation."""
+        """Reduce the gradients of each list as one operation."""
         for params in groups:
             members = [self._by_param[param] for param in params]
             if len(members) > 1:
@@ -176,7 +181,7 @@ class GradientReducer:
                     entry.group = group
 
     def detach(self) -> None:
-        """Remove every hook: the parameters are reduced by somebody else from now on, or by nobody."""
+        """Remove every hook; this object reduces nothing from now on."""
         unwatch(self._entries)
         _reducers.discard(self)
 
@@ -199,21 +204,21 @@ class GradientReducer:
 
     @property
     def unfinished(self) -> bool:
-        """Whether backward passes left gradients that `finish` would still reduce."""
+        """Return whether backward passes left gradients that `finish` would still reduce."""
         return self._touched and not self._agreed
 
     @property
     def in_flight(self) -> bool:
-        """Whether a `backward()` that did not wait has left gradients or their announcement on the way."""
+        """Return whether gradients or an announcement are in flight because a `backward()` did not wait for them."""
         return self._announced is not None or self._sender.in_flight
 
     @property
     def touched(self) -> bool:
-        """Whether any gradient was computed in this cycle."""
+        """Return whether any gradient was computed in this cycle."""
         return self._touched
 
     def reset(self) -> None:
-        """Begin a new cycle; what is still in flight is forgotten."""
+        """Begin a new cycle; results of operations in flight are discarded."""
         self._sender.forget()
         self._in_parts.clear()
         self._left.clear()
@@ -233,7 +238,7 @@ class GradientReducer:
                 entry.group.arrived.clear()
 
     def stepped(self) -> None:
-        """Begin a new cycle after a step."""
+        """Begin a new cycle after a step; operations in flight are completed first."""
         if self._announced is not None:  # a step under skip_synchronize()
             self._bring_to_an_end()
         self._presence.count_step()
@@ -241,7 +246,7 @@ class GradientReducer:
         self.reset()
 
     def drop(self) -> None:
-        """Begin a new cycle without a step; what other ranks were told of is completed with them before."""
+        """Begin a new cycle without a step; operations that were announced to other ranks are completed first."""
         if self.step_skipped:
             self.wait()
         else:
@@ -252,19 +257,19 @@ class GradientReducer:
         self.reset()
 
     def forget_job(self) -> None:
-        """Begin anew with ranks that may have just started."""
+        """Reset the state for a new generation, whose ranks may have just started."""
         self.reset()
-        self._late.clear()  # new ranks had these parameters when they wrapped the optimizer
+        self._late.clear()  # new ranks wrap an optimizer that has these parameters from the beginning
         self._name_entries()
         self._presence.forget_job()
 
     def note_join(self) -> None:
-        """Count anew: the ranks that had less to do took fewer steps."""
+        """Reset the counts of steps and drops after a join: ranks with fewer batches took fewer steps."""
         self._presence.note_join()
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
-        """Only accumulate gradients inside the block."""
+        """Accumulate gradients inside the block without sending any."""
         self._holding += 1
         try:
             yield
@@ -273,7 +278,10 @@ class GradientReducer:
         self._note_left()
 
     def refuse_changed(self, *, is_unscaled: bool = False) -> None:
-        """Raise if the script has changed gradients that `finish` would only reduce now."""
+        """Raise if the script has changed gradients that are not reduced yet.
+
+        With `is_unscaled`, every gradient that is not reduced yet counts as changed.
+        """
         changed = self._left.names() if is_unscaled else self._left.changed()
         if changed:
             self._refused = True
@@ -301,7 +309,7 @@ class GradientReducer:
                     self._agreed = False
         if self._agreed:
             self.wait()
-        # Others may be in a backward pass still, and tell the rest of theirs only after what they are agreeing upon.
+        # A peer may still be in a backward pass. It announces its other gradients after the pending agreement.
         while not self._agreed:
             self._bring_to_an_end()
         self._left.clear()
@@ -322,9 +330,10 @@ class GradientReducer:
             raise
 
     def _on_gradient(self, entry: GradientEntry, seen: tuple[Any, ...]) -> None:
-        if not entry.is_arriving:  # a hook of the script has called step() or synchronize() for it
+        # A hook of the script may have called step() or synchronize(), which sent this gradient.
+        if not entry.is_arriving:
             return
-        if self.step_skipped:  # and nobody called zero_grad() of this optimizer since
+        if self.step_skipped:  # without a zero_grad() of this optimizer since
             self.wait()
             self.reset()
         self._touched = entry.is_left = True
@@ -337,7 +346,7 @@ class GradientReducer:
         entry.passes_left -= 1
         if entry.passes_left == 0:
             self._ready(entry, seen)
-        elif entry.settled:  # torch is too old to tell before the gradient is added
+        elif entry.settled:  # this torch has no hook that runs before the addition
             raise AssertionError(EXTRA_BACKWARD)
         else:
             self._keep_apart(entry, seen)
@@ -356,7 +365,7 @@ class GradientReducer:
         if not self._exclusive:
             self._check_exclusive()
         if self._end is not None:
-            # The last pass failed half-way. Its gradients must not mix with this one's, whose first is there already.
+            # The last pass failed. Its gradients must not be added to those of this pass, whose first one is in `grad`.
             grad, entry.param.grad = entry.param.grad, None
             if self._sender.handed_over or self._announced is not None:
                 self._bring_to_an_end()
@@ -369,7 +378,7 @@ class GradientReducer:
         queue_callback(end)
 
     def _check_exclusive(self) -> None:
-        """Raise if these gradients are reduced by somebody else, too; once, when everything is built."""
+        """Raise if another object reduces these gradients too. Runs once, at the first backward pass or `finish`."""
         named = [(entry.name, entry.param) for entry in self._entries]
         refuse_foreign(named)
         refuse_shared(named, lambda: [r._by_param for r in _reducers if r is not self])
@@ -388,12 +397,12 @@ class GradientReducer:
             self._note_left()
 
     def _note_left(self) -> None:
-        # A gradient of an earlier cycle, such as old zeros, is none of this one's.
+        # A gradient from an earlier cycle, such as old zeros, is not noted.
         in_flight = self.in_flight
         self._left.note(e for e in self._entries if e.is_left or (in_flight and e.settled))
 
     def _reopen(self, entry: GradientEntry) -> None:
-        """Put a gradient aside that was sent, so that the next one is accumulated apart from it."""
+        """Store a gradient that was sent in `entry.parts`, so that the next one is accumulated in other memory."""
         self._sender.hand_over()
         grad = entry.param.grad
         if grad is None:  # dropped by the user
@@ -413,7 +422,7 @@ class GradientReducer:
     # ---- sending -----------------------------------------------------------------------------------------------
 
     def _keep_apart(self, entry: GradientEntry, seen: tuple[Any, ...] = ()) -> None:
-        """Give a gradient that is not sent yet memory of its own: the next pass adds to it in place."""
+        """Copy an unsent gradient if its memory has other owners, because the next pass adds to it in place."""
         grad = entry.param.grad
         if grad is not None and entry.is_fresh:
             self._sender.own(entry, grad, passing(seen))
@@ -448,7 +457,7 @@ class GradientReducer:
 
     def _send(self, entry: GradientEntry, grad: torch.Tensor, seen: tuple[Any, ...] = ()) -> None:
         self._mark_started(entry)
-        # The last ones go with the announcement that follows them.
+        # The last gradients are handed over together with the announcement at the end of the pass.
         if self._sender.hold(entry, grad) and (self._open or self._end is None):
             self._sender.hand_over(passing(seen))
 
@@ -473,7 +482,7 @@ class GradientReducer:
         self._unannounced = True
 
     def wait(self) -> None:
-        """Wait for the reductions in flight and put their results in place; raise what failed first."""
+        """Wait for the reductions in flight and write their results to the gradients; raise the first error."""
         self._sender.wait()
         self._left.forget_sent()
         if self._in_parts:
@@ -483,9 +492,12 @@ class GradientReducer:
                 entry.unite()
 
     def _wait_softly(self) -> None:
-        """Agree and wait, unless the others wait for what comes after `backward()`; `finish` does what is left."""
+        """Agree and wait, but return early if a peer waits for an operation that this rank calls after `backward()`.
+
+        `finish` then does the rest.
+        """
         while self._announced is not None or self._unannounced:
-            # Announcements of an earlier pass are agreed upon first.
+            # An announcement of an earlier pass is completed first.
             self._announced = self._announced or self._announce()
             if not self._soft_wait.have_ended([self._announced.handle], self._not_reduced):
                 return
@@ -500,10 +512,10 @@ class GradientReducer:
     # ---- agreement ---------------------------------------------------------------------------------------------
 
     def _agree(self) -> None:
-        """Learn which gradients other ranks sent, and send zeros for those that this rank does not have.
+        """Receive which gradients other ranks sent, and send zeros for those that this rank does not have.
 
-        Without it a parameter that only some ranks used would leave the others waiting, and a parameter that no
-        rank used could not keep `None`.
+        Without this exchange, ranks that used a parameter would wait forever for ranks that did not use it. If every
+        rank sent zeros for its unused parameters, a parameter that no rank used could not keep `None`.
         """
         announced, self._announced = self._announced or self._announce(), None
         rows = self._presence.learn(announced)
@@ -513,12 +525,12 @@ class GradientReducer:
             self._known = self._presence.sent_by_all(announced)
         else:
             self._join_others(rows)
-            self._sender.hand_over()  # all know of it, so that `drop` has nothing to tell
+            self._sender.hand_over()  # all ranks take part in these operations, so `drop` need not announce them
         self._unannounced = self._sender.handed_over = later
         self._reduced = True
 
     def _announce(self) -> Announcement:
-        """Tell the others which gradients this rank has."""
+        """Start the exchange that announces this rank's gradients to the other ranks, and return it."""
         self._sender.hand_over()
         announced = self._presence.announce(self._rows())
         self._unannounced = False
@@ -541,10 +553,10 @@ class GradientReducer:
         return rows
 
     def _join_others(self, rows: Sequence[Sequence[int]]) -> None:
-        """Send what other ranks sent and this one did not, or hold back for their groups."""
+        """Send the gradients that this rank has not sent, but other ranks sent or queued for an incomplete group."""
         wanted = [max(both) for both in zip(rows[SENT], rows[WAITS_FOR_GROUP], strict=True)]
-        # Counted from the last agreement: a rank that had all members of a group sent them together, however often each
-        # was sent before.
+        # Rounds count from the last agreement. A rank that had all members of a group sent them together, no matter how
+        # often each was sent before.
         numbers = list(self._known or bytes(len(wanted)))
         while any(number < w for number, w in zip(numbers, wanted, strict=True)):
             numbers = [number + 1 for number in numbers]
@@ -557,7 +569,8 @@ class GradientReducer:
         self, numbers: Sequence[int], wanted: Sequence[int], rows: Sequence[Sequence[int]]
     ) -> None:
         as_dense = self._options.sparse_as_dense
-        # By group: what travels now because a rank that had all members sent them, or because some rank holds it back.
+        # Gradients to send now, by group. Some rank had all members and sent those in `sent`; no rank has sent those in
+        # `unsent`.
         sent: dict[Group, list[GradientEntry]] = {}
         unsent: dict[Group, list[GradientEntry]] = {}
         for index, (entry, number) in enumerate(zip(self._entries, numbers, strict=True)):

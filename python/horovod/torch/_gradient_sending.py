@@ -1,4 +1,4 @@
-"""Gradients on their way: their reductions are started, several at once where possible, and results put in place."""
+"""Starts the reductions of gradients, several at once where possible, and writes the results to the gradients."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from horovod.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, sy
 
 
 def _host_bytes() -> float:
-    """On the host, gradients wait for each other until there are this many bytes, or until backward is over.
+    """Return how many bytes of host gradients are queued before a hand-over during backward; infinite: all.
 
-    Each hand-over wakes the engine, which agrees with the other ranks and reduces. That takes a core. Where the ranks
-    leave none over, backward would be slower by more than the early start gains.
+    Each hand-over wakes the engine, which negotiates with the other ranks and reduces, and needs a core for that. Where
+    the ranks use all cores, hand-overs would slow backward down by more than the early start gains.
     """
     return math.inf if fills_its_host() else 256 * 1024
 
 
-# On a GPU a hand-over costs no core of the computation, and larger operations use the links better. The first is small,
-# so that communication begins soon.
+# Bytes of GPU gradients before a hand-over. It takes no core from the computation, and larger operations use the links
+# better. The first one is small, so that communication begins early.
 _FIRST_GPU_BYTES = 1024 * 1024
 _NEXT_GPU_BYTES = 25 * 1024 * 1024
 
@@ -51,22 +51,22 @@ class Sender:
         self._uncompressed = options.compression is Compression.none
         self._queued: list[tuple[GradientEntry, torch.Tensor]] = []
         self._queued_bytes = 0
-        self._host_bytes: float | None = None  # found out in each cycle
+        self._host_bytes: float | None = None  # computed in each cycle
         self._in_flight: list[Callable[[], object]] = []
         # Pairs: a gradient whose memory has other owners, and the copy that is reduced. `wait` copies the result back.
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._overlaps: Overlaps | None = None
-        self.awaited: list[int] = []  # the handles behind it
-        self.handed_over = False  # whether the engine got something that was not agreed upon yet
-        self.sparse = False  # whether a gradient of this cycle was
+        self.awaited: list[int] = []  # the handles of the operations in `_in_flight`
+        self.handed_over = False  # whether the engine received gradients since the last agreement
+        self.sparse = False  # whether a gradient of this cycle was sparse
 
     @property
     def in_flight(self) -> bool:
-        """Whether results are not in place yet."""
+        """Return whether gradients are queued, or their results are not written back yet."""
         return bool(self._in_flight or self._queued)
 
     def forget(self) -> None:
-        """Begin a new cycle; what is still in flight is forgotten."""
+        """Begin a new cycle; results of operations in flight are discarded."""
         self._queued.clear()
         self._queued_bytes = 0
         self._host_bytes = None
@@ -77,13 +77,13 @@ class Sender:
         self.check_again()
 
     def check_again(self) -> None:
-        """Find out anew which gradients overlap: the script may have assigned some."""
+        """Discard the result of the overlap check, because the script may have assigned gradients since."""
         self._overlaps = None
 
     def hold(self, entry: GradientEntry, grad: torch.Tensor) -> bool:
-        """Take one gradient, which is marked as sent; whether enough are held to hand them over.
+        """Queue one gradient, which is marked as sent; return whether enough bytes are queued for a hand-over.
 
-        A sparse one that stays sparse is not held: it is handed over at once.
+        A sparse gradient that stays sparse is sent at once, without the queue.
         """
         if grad.is_sparse:
             self.sparse = entry.sparse = True
@@ -99,7 +99,7 @@ class Sender:
         return self._queued_bytes >= (_NEXT_GPU_BYTES if self.handed_over else _FIRST_GPU_BYTES)
 
     def hand_over(self, passing: torch.Tensor | None = None) -> None:
-        """Start to reduce the gradients that are held, all at once where that is possible.
+        """Start to reduce the queued gradients, in one call of the core where that is possible.
 
         `passing` is the tensor that is being accumulated right now.
         """
@@ -117,7 +117,7 @@ class Sender:
             )
             self.awaited.extend(handles)
             self._in_flight.extend(partial(synchronize, handle) for handle in handles)
-            # Gradients that need preparation, and refused ones, whose errors must be raised.
+            # The rest needs preparation, or is refused; a refused tensor raises its error in `_send`.
             queued = queued[len(handles) :]
         for entry, grad in queued:
             self._send(entry, grad)
@@ -126,18 +126,18 @@ class Sender:
     def _all_alone(
         queued: Sequence[tuple[GradientEntry, torch.Tensor]], passing: torch.Tensor | None
     ) -> bool:
-        # The same tensor may be two parameters' gradient only if the script assigned it.
+        # A gradient that is not fresh may have been assigned by the script, even to two parameters.
         fresh = [entry.is_fresh for entry, _ in queued]
         return False not in fresh and are_alone([grad for _, grad in queued], passing)
 
     def own(
         self, entry: GradientEntry, grad: torch.Tensor, passing: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the gradient in memory that nothing else owns: itself, or a copy.
+        """Return the gradient in memory without another owner: the tensor itself, or a copy.
 
-        The copy becomes the parameter's gradient if PyTorch chose the memory, or if another gradient overlaps it. Else
-        the script put its own memory there, such as a part of one tensor for all gradients: `wait` copies the result
-        back into that memory.
+        The copy becomes the parameter's gradient if PyTorch chose the memory, or if another gradient overlaps it.
+        Otherwise the script assigned the memory, such as a slice of one tensor for all gradients. `wait` then copies
+        the result back into that memory.
         """
         if grad.layout is not torch.strided:  # gathered, never changed in place
             return grad
@@ -189,7 +189,7 @@ class Sender:
         self.sparse = self.sparse or any(grad.is_sparse for grad in grads)
 
     def wait(self) -> None:
-        """Hand over what is held, wait for everything and put the results in place; raise what failed first."""
+        """Hand over queued gradients, wait for all operations and write back their results; raise the first error."""
         self.hand_over()
         pending, self._in_flight, self.awaited = self._in_flight, [], []
         copies, self._copies = self._copies, []
@@ -224,10 +224,10 @@ class Sender:
     def _store(
         self, entry: GradientEntry, grad: torch.Tensor, reduced: torch.Tensor, ctx: Any
     ) -> None:
-        """Put a reduced dense tensor where the gradient was, in the gradient's own memory and layout."""
+        """Write a reduced dense tensor to the gradient; a sparse gradient is replaced by a sparse tensor."""
         compression = self._options.compression
         if compression is Compression.fp16 and not grad.is_sparse:
-            result = reduced  # what copies it into the gradient also converts it
+            result = reduced  # `copy_` below converts it
         else:
             result = compression.decompress(reduced, ctx)
         if grad.is_sparse:
@@ -242,9 +242,10 @@ def allreduce_together_(
     names: list[str],
     reduction: Reduction,
 ) -> list[int]:
-    """Start one `allreduce_async_` per tensor, of which the other ranks hear at once; return the handles.
+    """Start one `allreduce_async_` per tensor, announce all in one message, and return the handles.
 
-    There are fewer if some tensor needs preparation or is refused: that one and all after it were not started.
+    There are fewer handles than tensors if a tensor needs preparation or is refused: that tensor and all after it were
+    not started.
     """
     if is_dynamo_compiling():
         return []

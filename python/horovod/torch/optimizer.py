@@ -1,4 +1,4 @@
-"""`DistributedOptimizer`: makes any torch optimizer train on the gradients of all ranks."""
+"""`DistributedOptimizer`: wraps a torch optimizer so that it trains on the gradients of all ranks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _STEP_AFTER_SYNCHRONIZE = (
 
 
 class _DistributedOptimizer(Wrapped):
-    """Reduces gradients during `backward()`, and whatever is left in `step()`."""
+    """Reduces gradients during `backward()`, and the remaining ones in `step()`."""
 
     gradient_predivide_factor: float
     sparse_as_dense: bool
@@ -97,9 +97,9 @@ class _DistributedOptimizer(Wrapped):
     def wait_in_backward(self) -> bool:
         """Whether `backward()` returns with reduced gradients (the default).
 
-        It returns without, and says so once, only if the others wait for an operation that this rank calls after
-        `backward()`. Set it to False on all ranks to have `backward()` never wait; then gradients must not be
-        touched before `synchronize()` or `step()`.
+        If other ranks wait for an operation that this rank calls after `backward()`, `backward()` returns earlier and
+        issues one warning. Set this property to False on all ranks to make `backward()` never wait. Gradients must then
+        not be read or changed before `synchronize()` or `step()`.
         """
         return self._hvd_reducer is None or self._hvd_reducer.wait_in_backward
 
@@ -113,8 +113,8 @@ class _DistributedOptimizer(Wrapped):
     def synchronize(self) -> None:
         """Reduce all gradients that were not reduced yet, and wait for them.
 
-        Needed only to step early (before `backward_passes_per_step` passes) with clipping or a GradScaler:
-        otherwise `backward()` returns with reduced gradients. Take the step under `skip_synchronize()` then.
+        Call this before clipping or unscaling in a step that is taken early (before `backward_passes_per_step` passes),
+        and take that step under `skip_synchronize()`. Otherwise `backward()` returns with reduced gradients.
         """
         self._hvd_adopt_groups(self._hvd_given)
         if self._hvd_reducer is not None:
@@ -125,7 +125,7 @@ class _DistributedOptimizer(Wrapped):
     @of_itself
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Take steps without reducing gradients first; to be used after `synchronize()`."""
+        """Take the steps in the block without reducing gradients first; use this after `synchronize()`."""
         before = self._hvd_should_synchronize
         self._hvd_should_synchronize = False
         try:
@@ -136,9 +136,9 @@ class _DistributedOptimizer(Wrapped):
     @of_itself
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients locally in the block; the first backward pass after it reduces the sum.
+        """Accumulate gradients locally in the block; the next reduction after the block includes them.
 
-        Such passes do not count towards `backward_passes_per_step`.
+        Passes in the block do not count towards `backward_passes_per_step`.
         """
         if self._hvd_reducer is None:
             yield
@@ -149,8 +149,8 @@ class _DistributedOptimizer(Wrapped):
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Take a step with the gradients of all ranks and return what the wrapped optimizer's step returns.
 
-        A `closure` is evaluated with reduced gradients each time. LBFGS also gets the loss of all ranks,
-        because it decides by the loss how often to evaluate, and the ranks have to decide alike.
+        Each call of a `closure` returns with reduced gradients. LBFGS also receives the loss reduced over all ranks: it
+        decides by the loss how often to evaluate, and the ranks have to decide alike.
         """
         self._hvd_adopt_groups(self._hvd_given)
         closure = args[0] if args else kwargs.get("closure")
@@ -160,7 +160,7 @@ class _DistributedOptimizer(Wrapped):
                 warnings.warn(_STEP_AFTER_SYNCHRONIZE, UserWarning, stacklevel=3)
             if reducer is not None:
                 if self._hvd_synchronized and not reducer.unfinished:
-                    # Reducing again is harmless only where equal values stay as they are.
+                    # Reducing again is harmless only for operators that return equal inputs unchanged.
                     again = self.op in (Average, Min, Max)
                     if again:
                         reducer.reset()
@@ -192,8 +192,8 @@ class _DistributedOptimizer(Wrapped):
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Reset the gradients as the wrapped optimizer does.
 
-        After `backward()` this skips the batch, also if an exception has ended `backward()` half-way. All ranks have
-        to skip it: one that does not is told so by its next reduction, and so are the others.
+        After `backward()` this skips the batch, also if an exception has interrupted `backward()`. All ranks have to
+        skip the same batches; otherwise the next reduction raises an error on all ranks.
         """
         self._hvd_adopt_groups(self._hvd_given)
         self._hvd_synchronized = False
@@ -203,7 +203,7 @@ class _DistributedOptimizer(Wrapped):
 
     @of_itself
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the optimizer's state; reductions in flight are dropped and a new cycle begins."""
+        """Load the optimizer's state and begin a new cycle; results of reductions in flight are discarded."""
         self._hvd_should_synchronize = True
         self._hvd_synchronized = False
         if self._hvd_reducer is not None:
@@ -221,15 +221,15 @@ class _DistributedOptimizer(Wrapped):
 
     @of_itself
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters to the optimizer; they are reduced like the others, outside any group.
+        """Add parameters to the optimizer; their gradients are reduced like the others, outside any group.
 
-        They keep the names that `named_parameters` gave them, if it named more than the optimizer had.
+        If `named_parameters` included a parameter that is added later, the parameter has that name.
         """
         super().add_param_group(param_group)
         self._hvd_adopt_groups(self._hvd_given)
 
     def _hvd_recipe(self) -> tuple[type[Wrapped], type[torch.optim.Optimizer], Settings]:
-        # The base class would adopt new parameters without their given names, which the other ranks use.
+        # The base class would adopt new parameters without the names of `named_parameters`, which other ranks use.
         self._hvd_adopt_groups(self._hvd_given)
         return super()._hvd_recipe()
 
@@ -237,14 +237,14 @@ class _DistributedOptimizer(Wrapped):
         if self._hvd_reducer is not None:
             self._hvd_reducer.retrack(changes)
 
-    # ---- what others look at -----------------------------------------------------------------------------------
+    # ---- read by a GradScaler ----------------------------------------------------------------------------------
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """The wrapped optimizer's own value, for a GradScaler.
+        """Reduce gradients that an early step has left, and return the wrapped optimizer's own value.
 
-        The scaler asks right before it inspects the gradients and decides on the step. So this is the moment to
-        reduce what an early step has left, and to remember that a missing step was skipped on purpose.
+        A GradScaler reads this property right before it inspects the gradients and decides whether to step. If no step
+        follows, the scaler has skipped it; `step_skipped` records that.
         """
         reducer = self._hvd_reducer
         if reducer is not None:
@@ -303,36 +303,36 @@ def DistributedOptimizer(
     check_consistency: int | None = None,
     consistency_action: str | None = None,
 ) -> Distributed[OptimizerT]:
-    """Return an optimizer that works on the gradients of all ranks and otherwise is the one given.
+    """Return an optimizer that steps with the gradients of all ranks, and otherwise behaves like the given one.
 
-    The result is an instance of a subclass of the optimizer's class with the same name. It shares parameter
-    groups and state with the original and keeps its defaults, attributes and hooks. Each gradient is reduced
-    in place as soon as `backward()` has computed it, while the rest is still being computed; `backward()`
-    returns when all of them are there. So gradient clipping, `torch.amp.GradScaler` and logging see reduced
-    gradients without further calls.
+    The result is an instance of a subclass of the optimizer's class with the same name. It shares parameter groups
+    and state with the original and keeps its defaults, attributes and hooks. Each gradient is reduced in place as soon
+    as `backward()` has computed it, while `backward()` computes the rest. `backward()` returns when all gradients are
+    reduced. Gradient clipping, `torch.amp.GradScaler` and logging therefore see reduced gradients without further
+    calls.
 
-    A parameter that some ranks used gets the reduced gradient on all of them, the others counting as zero; one that
-    no rank used gets zeros in `synchronize()` or `step()`. Several backward passes before a step add up, each reduced
-    by itself; `zero_grad()` after `backward()` skips the batch, on all ranks alike. With one process, or on ranks
-    outside `process_set`, the result behaves like the original.
+    If only some ranks used a parameter, all ranks get its reduced gradient, to which the other ranks contribute zeros.
+    A parameter that no rank used gets zeros in `synchronize()` or `step()`. The gradients of several backward passes
+    before a step are reduced separately and added up. `zero_grad()` after `backward()` skips the batch; all ranks have
+    to skip it. With one process, or on ranks outside `process_set`, the result behaves like the original.
 
     Parameters
     ----------
     optimizer
         Any `torch.optim.Optimizer`, built over this rank's parameters.
     named_parameters
-        Usually `model.named_parameters()`: names that pair the gradients across ranks. Has to name every
-        parameter of the optimizer. Without it they are paired by position.
+        Usually `model.named_parameters()`. The names pair the gradients across ranks and have to include every
+        parameter of the optimizer. Without this argument gradients are paired by position.
     compression
         `Compression.fp16` sends dense gradients as float16.
     backward_passes_per_step
-        Number of backward passes whose gradients are summed locally before they are reduced. They are not
-        divided by it. Calling `step()` earlier reduces what there is.
+        Number of backward passes whose gradients are summed locally before they are reduced. The sum is not divided by
+        this number. An earlier `step()` reduces the gradients accumulated so far.
     op
-        `Average`, `Sum`, `Min`, `Max`, `Product`; or `Adasum`, which combines the ranks' weight changes instead
-        of their gradients, needs the global process set and takes no account of `gradient_predivide_factor` and groups.
-        Of a model on GPUs it averages on each host first where `nccl_built()` is not 0: there multiply the learning
-        rate by `local_size()`.
+        `Average`, `Sum`, `Min`, `Max`, `Product` or `Adasum`. `Adasum` combines the ranks' weight changes instead of
+        their gradients, needs the global process set, and ignores `gradient_predivide_factor` and groups. If the model
+        is on GPUs and `nccl_built()` is not 0, `Adasum` averages on each host first: multiply the learning rate by
+        `local_size()` then.
     gradient_predivide_factor
         With `Average`: gradients are divided by this before the sum and by size / factor after it.
     num_groups
@@ -347,20 +347,20 @@ def DistributedOptimizer(
         False leaves `None` where no rank has a gradient, so that weight decay and momentum do not move the
         parameter, as in one process.
     check_consistency
-        Every so many steps the ranks compare checksums of the parameters, bit by bit; 0 never, None as
-        `HOROVOD_CHECK_CONSISTENCY` says. The first rank's number counts.
+        Number of steps after which the ranks compare checksums of all bits of the parameters; 0: never; None: the
+        value of `HOROVOD_CHECK_CONSISTENCY`. The first rank's number applies to all ranks.
     consistency_action
-        Severity of a difference: "error" raises `ReplicasDifferError` from the next `step()` of every rank, "warn"
-        logs it on the first rank, once per set of tensors; None as `HOROVOD_CONSISTENCY_ACTION` says.
+        Severity of a difference. "error" raises `ReplicasDifferError` from the next `step()` of every rank; "warn"
+        logs it on the first rank, once per set of tensors; None: the value of `HOROVOD_CONSISTENCY_ACTION`.
 
     Raises
     ------
     TypeError
-        `optimizer` is no `torch.optim.Optimizer`, but for example something around one, such as LARC of apex.
+        `optimizer` is not a `torch.optim.Optimizer`, but for example a wrapper around one, such as LARC of apex.
     ValueError
-        Horovod is not initialised; a parameter is out of range; `named_parameters` or `groups` do not fit
-        the optimizer; the model is in `DistributedDataParallel` or sharded by torch.distributed, which reduces
-        gradients itself. A parameter in two distributed optimizers is refused by the first `backward()`.
+        Horovod is not initialised; a parameter is out of range; `named_parameters` or `groups` do not fit the
+        optimizer; the model is in `DistributedDataParallel` or sharded by torch.distributed, which reduces gradients
+        itself. If a parameter is in two distributed optimizers, the first `backward()` raises the error.
     NotImplementedError
         `Adasum` with a process set other than the global one.
 
