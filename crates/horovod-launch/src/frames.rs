@@ -1,7 +1,7 @@
 //! Frames between launcher and host agents, over the agent's stdin and stdout.
 //!
 //! A frame is a length (four bytes, little endian) and a message that starts with its tag. Before its first
-//! frame an agent writes [`MAGIC`], so that whatever a remote shell prints first can be told apart.
+//! frame an agent writes `MAGIC`, so that whatever a remote shell prints first can be told apart.
 
 mod task;
 

@@ -209,7 +209,7 @@ pub enum Response {
     Tuned {
         /// Place in the job's one order.
         seq: Seq,
-        /// At most [`TUNED_VALUES_MAX`].
+        /// At most [`crate::TUNED_VALUES_MAX`].
         values: Arc<[u64]>,
     },
 }
