@@ -22,6 +22,7 @@ from horovod._keras.compression import Compression
 from horovod.common._ops import Adasum, Average, Sum
 from horovod.common._optimizer_settings import groups_given
 from horovod.common.api import (
+    average_metrics,
     ccl_built,
     cross_rank,
     cross_size,
@@ -37,6 +38,7 @@ from horovod.common.api import (
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
+    on_rank_zero,
     phase,
     rank,
     rocm_built,
@@ -61,6 +63,7 @@ __all__ = [
     "Sum",
     "allgather",
     "allreduce",
+    "average_metrics",
     "broadcast",
     "broadcast_global_variables",
     "callbacks",
@@ -82,6 +85,7 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "on_rank_zero",
     "phase",
     "rank",
     "reducescatter",
