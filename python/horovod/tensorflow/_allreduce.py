@@ -94,7 +94,7 @@ def _magnitudes(value: Any) -> list[int]:
 
 
 def _check_constants(tensors: Sequence[Any], reduction: Reduction) -> None:
-    """Raise OverflowError if a sum or product of int32 constants of a graph may not fit into int32."""
+    """Raise OverflowError if a sum or product of this rank's Python integers may not fit into int32."""
     size = reduction.process_set.size() or 1
     factor = abs(reduction.prescale_factor * reduction.postscale_factor)
     for value in _magnitudes(list(tensors)):
@@ -107,7 +107,7 @@ def _check_constants(tensors: Sequence[Any], reduction: Reduction) -> None:
 
 
 def _as_int32(result: Any) -> Any:
-    """Return an int64 result as int32. The result is equal on all ranks, so all ranks raise or none.
+    """Return an int64 result as int32. The result of an allreduce is equal on all ranks, so all ranks raise or none.
 
     Raises
     ------
@@ -328,12 +328,12 @@ def _compressed(
     reduce: Callable[[Sequence[Any]], Sequence[Any]],
 ) -> list[Any]:
     """Compress the tensors, call `reduce` on them, and return the decompressed results."""
-    # A sum of int32 may wrap. As int64 the sum is equal on all ranks, and all raise if it does not fit into int32.
-    is_widened = reduction.op in (Sum, Product) and all(map(_is_int32, tensors))
-    if is_widened and not tf.executing_eagerly():
-        # While a graph is built the results have no values, so the constants are checked instead.
+    # A sum of int32 may wrap, but not in int64: the result shows whether it fits into int32. A product may wrap in
+    # int64, too, and results have no values while a graph is built. Then this rank's integers are checked instead.
+    is_plain = reduction.op in (Sum, Product) and all(map(_is_int32, tensors))
+    is_widened = is_plain and reduction.op == Sum and tf.executing_eagerly()
+    if is_plain and not is_widened:
         _check_constants(tensors, reduction)
-        is_widened = False
     with on_device(device):
         dtype = tf.int64 if is_widened else None
         packed = [compression.compress(tf.convert_to_tensor(tensor, dtype)) for tensor in tensors]

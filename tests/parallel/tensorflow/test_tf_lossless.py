@@ -65,9 +65,10 @@ def test_slices_and_dense_tensors_agree(dtype, op, is_graph):
         lambda: hvd.grouped_allreduce([1, (1_500_000_000,)], op=hvd.Sum),
         lambda: hvd.reducescatter([1_500_000_000] * 12, op=hvd.Sum),
         lambda: hvd.allreduce(70_000, op=hvd.Product),
+        lambda: hvd.allreduce(2**22, op=hvd.Product),
         lambda: hvd.allreduce(2**20, op=hvd.Sum, postscale_factor=2.0**12),
     ],
-    ids=["number", "list", "group", "scattered", "product", "factor"],
+    ids=["number", "list", "group", "scattered", "product", "power", "factor"],
 )
 def test_a_python_integer_whose_result_needs_more_than_32_bits_is_an_error(call, is_graph):
     if hvd.size() == 1:
