@@ -79,7 +79,7 @@ $(GPU_DOUBLE_LIBRARY): $(shell find crates/horovod-gpu-double crates/horovod-ker
 
 test-portable: ## Run the Rust tests with the code paths that need no Linux (docs/portability.md).
 	export RUSTFLAGS="--cfg horovod_portable" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/portable"; \
-	packages="--package horovod-transport --package horovod-collectives --package horovod --package horovod-launch \
+	packages="--package horovod-transport --package horovod-collectives --package horovod-engine --package horovod-launch \
 		--package horovod-autotune --package horovod-timeline --package horovod-diagnosis --package horovod-doctor --package horovod-metrics"; \
 	if cargo nextest --version >/dev/null 2>&1; then \
 		cargo nextest run --locked --no-fail-fast $$packages; \
@@ -89,7 +89,7 @@ test-portable: ## Run the Rust tests with the code paths that need no Linux (doc
 
 test-loom: ## Try every order of events in the lock-free parts and in the engine's driver lock (loom).
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/loom" cargo test --locked --profile loom --lib \
-		--package horovod-transport --package horovod
+		--package horovod-transport --package horovod-engine
 
 test-aarch64: $(STAMPS)/aarch64 ## Build and run the Rust tests for Linux on 64-bit Arm, under qemu.
 	build_backend/test-aarch64.sh
@@ -159,7 +159,7 @@ bench-builds: $(STAMPS)/dev-packages ## Compare two wheels, starts in turns: BEF
 	python bench/builds.py $(BEFORE) $(AFTER) $(ARGS)
 
 bench-micro: ## Measure kernels, collectives inside a host, negotiation and the queue in Rust alone.
-	cargo bench --locked -p horovod-kernels -p horovod-collectives -p horovod-protocol -p horovod
+	cargo bench --locked -p horovod-kernels -p horovod-collectives -p horovod-protocol -p horovod-engine
 
 # The benchmark leaves out peers that are not installed, and prints which.
 bench-tools:

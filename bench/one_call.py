@@ -71,7 +71,7 @@ def profile(ranks: int, elements: int) -> Counter[str]:
     """Instructions by place."""
     if shutil.which("valgrind") is None:
         raise SystemExit("valgrind is not installed: apt-get install valgrind")
-    words = ["cargo", "build", "--locked", "--quiet", "--release", "-p", "horovod"]
+    words = ["cargo", "build", "--locked", "--quiet", "--release", "-p", "horovod-engine"]
     env = os.environ | BUILD
     subprocess.run([*words, "--example", "one_call"], cwd=ROOT, env=env, check=True)
     with tempfile.TemporaryDirectory() as folder:

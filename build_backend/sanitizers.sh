@@ -8,7 +8,7 @@ run=()
 target=$(rustc -vV | sed -n 's/^host: //p')
 export PROPTEST_CASES=${PROPTEST_CASES:-8}
 # Where there is unsafe code.
-crates=(horovod-kernels horovod-transport horovod-collectives horovod)
+crates=(horovod-kernels horovod-transport horovod-collectives horovod-engine)
 
 sanitized() {
   local flags=$1 folder=$2

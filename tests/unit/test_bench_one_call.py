@@ -19,7 +19,7 @@ def one_call(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 PROFILE = """
 events: Ir
-fl=(1) /home/me/crates/horovod/src/engine/submit.rs
+fl=(1) /home/me/crates/horovod-engine/src/engine/submit.rs
 fn=(1) submit
 10 5
 +2 7
@@ -41,7 +41,7 @@ fn=(2)
 def test_each_file_has_its_own_instructions(one_call: ModuleType) -> None:
     counts = one_call.by_file(PROFILE.splitlines())
     assert {one_call.place_of(file): count for file, count in counts.items()} == {
-        "horovod/src/engine/submit.rs": 13,
+        "horovod-engine/src/engine/submit.rs": 13,
         "(Rust's library)": 3,
         "horovod-protocol/src/worker.rs": 800,
     }

@@ -130,8 +130,8 @@ def test_what_is_no_number(repository: Repository) -> None:
 @pytest.mark.parametrize(
     ("path", "is_searched"),
     [
-        ("crates/horovod/src/engine/driver_lock.rs", True),
-        ("crates/horovod/src/engine/driver_lock/model.rs", True),
+        ("crates/horovod-engine/src/engine/driver_lock.rs", True),
+        ("crates/horovod-engine/src/engine/driver_lock/model.rs", True),
         ("crates/horovod-transport/src/shm/ring.rs", True),
         ("crates/horovod-transport/src/sync.rs", True),
         ("python/horovod/tensorflow/sync_batch_norm.py", False),

@@ -18,7 +18,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("horovod-doctor", 2),
     ("horovod-metrics", 2),
     ("horovod-timeline", 2),
-    ("horovod", 3),
+    ("horovod-engine", 3),
     ("horovod-launch", 4),
     ("horovod-python", 5),
     // It meets the core through C functions only, so it may use none of the others.
@@ -170,8 +170,7 @@ mod tests {
 
     #[test]
     fn arrows_up_and_across_are_found() {
-        let manifest =
-            "[dependencies]\nhorovod.workspace = true\n[dev-dependencies]\nhorovod-sim = 1\n";
+        let manifest = "[dependencies]\nhorovod-engine.workspace = true\n[dev-dependencies]\nhorovod-sim = 1\n";
         let found = dependencies(manifest);
         assert_eq!(found.len(), 1);
         assert_eq!(check_manifest("horovod-transport", &found).len(), 1);

@@ -29,7 +29,7 @@ pub const TARGETS: &[Target] = &[
     ("config_file", launcher::config_file),
     ("metrics", horovod_metrics::testing::messages),
     ("runtime", runtime::messages),
-    ("rendezvous_file", horovod::testing::rendezvous_file),
+    ("rendezvous_file", horovod_engine::testing::rendezvous_file),
     ("stall_report", horovod_diagnosis::testing::stall_report),
     ("replica_report", horovod_diagnosis::testing::replica_report),
 ];

@@ -1,6 +1,6 @@
 //! Targets for what the runtime itself reads from other ranks.
 
-use horovod::testing::settings;
+use horovod_engine::testing::settings;
 use horovod_timeline::testing::timeline;
 
 /// The first byte chooses: 0, rank 0's settings of the data plane; else a message of the timeline, and what rank 0

@@ -11,12 +11,12 @@ const FORMAT: &CStr = c"B";
 /// Host memory owned by the core, 64-byte aligned, writable, exported through the buffer protocol.
 #[pyclass(frozen, module = "horovod._core")]
 pub(crate) struct Buffer {
-    memory: horovod::Buffer,
+    memory: horovod_engine::Buffer,
     len: ffi::Py_ssize_t,
 }
 
 impl Buffer {
-    pub(crate) fn new(memory: horovod::Buffer) -> PyResult<Self> {
+    pub(crate) fn new(memory: horovod_engine::Buffer) -> PyResult<Self> {
         let len = ffi::Py_ssize_t::try_from(memory.len())
             .map_err(|_| PyBufferError::new_err("the result is too large for a Python buffer"))?;
         Ok(Self { memory, len })

@@ -1,6 +1,6 @@
 //! Checksums of memory that a caller describes, computed without the interpreter lock, and reports made of them.
 
-use horovod::{ProcessSetId, Replica};
+use horovod_engine::{ProcessSetId, Replica};
 use pyo3::prelude::*;
 
 use crate::exit::detached;
@@ -24,7 +24,7 @@ pub(crate) fn checksums(py: Python<'_>, regions: Vec<(usize, usize)>) -> Vec<i64
 #[pyfunction]
 pub(crate) fn checks_replicas(process_set: Option<u32>) -> bool {
     let set = process_set.map(ProcessSetId);
-    set.is_some_and(|set| horovod::engine().is_ok_and(|engine| engine.checks_replicas(set)))
+    set.is_some_and(|set| horovod_engine::engine().is_ok_and(|engine| engine.checks_replicas(set)))
 }
 
 /// Report parameters, whose names have this digest, to rank 0, which compares them with those of the other members. Does
@@ -38,7 +38,7 @@ pub(crate) fn report_replica(
     sums: Vec<i64>,
     advice: String,
 ) {
-    let Ok(engine) = horovod::engine() else {
+    let Ok(engine) = horovod_engine::engine() else {
         return;
     };
     let replica = Replica {

@@ -6,7 +6,7 @@
 
 use std::ffi::{CStr, c_int, c_void};
 
-use horovod::{DType, MemoryOrder, Shape, TensorMeta};
+use horovod_engine::{DType, MemoryOrder, Shape, TensorMeta};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;

@@ -1,6 +1,6 @@
 //! The one map from the runtime's errors to Python exceptions.
 
-use horovod::{Error, Refusal, StopReason, printable};
+use horovod_engine::{Error, Refusal, StopReason, printable};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
-use horovod::config::ProcessEnvironment;
-use horovod::gpu::{
+use horovod_engine::config::ProcessEnvironment;
+use horovod_engine::gpu::{
     Found, GpuError, LaunchEnd, RawStream, Ready, Stack, choose_stack, on_device, stack,
 };
-use horovod::{Allocated, Allocator, DType, Engine, Error, Leaving, StopReason, printable};
+use horovod_engine::{Allocated, Allocator, DType, Engine, Error, Leaving, StopReason, printable};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple, PyType};
@@ -195,8 +195,8 @@ fn prepare(py: Python<'_>) {
     let (wheels, rocm) = (folders("wheel_folders"), folders("rocm_folders"));
     WARNED.call_once(|| {
         // A setting that cannot be read is said at init.
-        if let Ok(search) = horovod::config::gpu_search(&ProcessEnvironment, wheels, rocm) {
-            horovod::gpu::set_search(search);
+        if let Ok(search) = horovod_engine::config::gpu_search(&ProcessEnvironment, wheels, rocm) {
+            horovod_engine::gpu::set_search(search);
         }
     });
 }
@@ -218,7 +218,7 @@ pub(crate) fn prefer_gpus(is_rocm: bool) {
 /// Set the advice of errors about tensors on several GPUs: how a script chooses one with its framework.
 #[pyfunction]
 pub(crate) fn advise_one_gpu(advice: String) {
-    horovod::gpu::set_how_to_choose(advice);
+    horovod_engine::gpu::set_how_to_choose(advice);
 }
 
 /// The libraries for GPUs: for each where it is and its version, or why it cannot be used. "rocm" is there only where AMD's
@@ -232,13 +232,13 @@ pub(crate) fn gpu_libraries(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         Err(why) => answer.set_item(name, why.to_string()),
     };
     match stack() {
-        Stack::Cuda => tell("cuda", horovod::gpu::find_driver())?,
+        Stack::Cuda => tell("cuda", horovod_engine::gpu::find_driver())?,
         Stack::Rocm => {
             answer.set_item("cuda", "the GPUs of this process are AMD's (ROCm)")?;
-            tell("rocm", horovod::gpu::find_driver())?;
+            tell("rocm", horovod_engine::gpu::find_driver())?;
         }
     }
-    tell("nccl", horovod::gpu::find_nccl())?;
+    tell("nccl", horovod_engine::gpu::find_nccl())?;
     Ok(answer)
 }
 
@@ -246,33 +246,33 @@ pub(crate) fn gpu_libraries(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 #[pyfunction]
 pub(crate) fn nccl_version(py: Python<'_>) -> i32 {
     prepare(py);
-    let operations = match horovod::engine() {
+    let operations = match horovod_engine::engine() {
         Ok(engine) => engine.config().gpu.operations,
         // A setting that cannot be read is said at init.
-        Err(_) => horovod::config::gpu_operations(&ProcessEnvironment).unwrap_or_default(),
+        Err(_) => horovod_engine::config::gpu_operations(&ProcessEnvironment).unwrap_or_default(),
     };
-    horovod::gpu::nccl_version(operations).unwrap_or(0)
+    horovod_engine::gpu::nccl_version(operations).unwrap_or(0)
 }
 
 /// The first version of NCCL that allows several ranks on one GPU, as PyTorch tells versions.
 pub(crate) fn nccl_shares_gpus_since() -> (i32, i32, i32) {
-    let code = horovod::gpu::NCCL_SHARES_GPUS_SINCE;
+    let code = horovod_engine::gpu::NCCL_SHARES_GPUS_SINCE;
     (code / 10_000, code / 100 % 100, code % 100)
 }
 
 /// Why this process can never use its GPU again; `None`: it can, as far as is known.
 #[pyfunction]
 pub(crate) fn gpu_loss() -> Option<String> {
-    horovod::gpu::loss().map(|loss| loss.to_string())
+    horovod_engine::gpu::loss().map(|loss| loss.to_string())
 }
 
 /// Wait on the host until everything that was launched on GPUs has ended; raises what went wrong there.
 #[pyfunction]
 pub(crate) fn wait_for_devices(py: Python<'_>) -> PyResult<()> {
-    if !horovod::gpu::is_initialised() {
+    if !horovod_engine::gpu::is_initialised() {
         return Ok(());
     }
-    let Ok(engine) = horovod::engine() else {
+    let Ok(engine) = horovod_engine::engine() else {
         return Ok(());
     };
     loop {

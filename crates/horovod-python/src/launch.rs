@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use horovod::JobKey;
+use horovod_engine::JobKey;
 use horovod_launch::executor::{self, Process, RendezvousSource};
 use horovod_launch::hosts::{self, Host, HostSlot, HostsError};
 use horovod_launch::{Reach, RendezvousError};

@@ -65,13 +65,13 @@ mod _core {
     fn init_module(m: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::log::install();
         crate::stacks::install();
-        m.add("FRAMES_MAX", horovod::FRAMES_MAX)?;
+        m.add("FRAMES_MAX", horovod_engine::FRAMES_MAX)?;
         m.add("MOVED", crate::plain::MOVED)?;
         m.add(
             "NCCL_SHARES_GPUS_SINCE",
             crate::gpu::nccl_shares_gpus_since(),
         )?;
-        m.add("THREADS_MAX", horovod::THREADS_MAX)?;
+        m.add("THREADS_MAX", horovod_engine::THREADS_MAX)?;
         m.add("__version__", env!("CARGO_PKG_VERSION"))?;
         for (code, name) in crate::submit::KINDS.iter().enumerate() {
             m.add(*name, code)?;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use horovod::config::{LogSettings, ProcessEnvironment};
+use horovod_engine::config::{LogSettings, ProcessEnvironment};
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
@@ -53,13 +53,13 @@ where
             Level::ERROR => 'E',
         };
         write!(writer, "{initial} {}] ", meta.target())?;
-        if let Some(engine) = horovod::try_engine() {
+        if let Some(engine) = horovod_engine::try_engine() {
             write!(writer, "[{}]: ", engine.topology().rank.0)?;
         }
         let mut fields = String::new();
         ctx.field_format()
             .format_fields(Writer::new(&mut fields), event)?;
-        writeln!(writer, "{}", horovod::printable(&fields))
+        writeln!(writer, "{}", horovod_engine::printable(&fields))
     }
 }
 

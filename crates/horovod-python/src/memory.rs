@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use horovod::Engine;
+use horovod_engine::Engine;
 
 /// Only touched with the interpreter's lock, which whoever forks holds: so no other thread had it then.
 static REMEMBERED: Mutex<Option<Identity>> = Mutex::new(None);
@@ -73,5 +73,5 @@ pub(crate) fn of_parent<T>(read: impl FnOnce(&Identity) -> T) -> Option<T> {
 
 /// Whether this process was forked from a rank, and neither has forgotten it nor begun a job of its own.
 pub(crate) fn is_forked() -> bool {
-    !horovod::is_initialized() && of_parent(|_| ()).is_some()
+    !horovod_engine::is_initialized() && of_parent(|_| ()).is_some()
 }

@@ -3,7 +3,7 @@
 use std::os::fd::{IntoRawFd, RawFd};
 use std::path::PathBuf;
 
-use horovod::output_file::{self, OpenMode};
+use horovod_engine::output_file::{self, OpenMode};
 use pyo3::prelude::*;
 
 /// A descriptor of this file, which is emptied, or made if it is not there.

@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use horovod::payload::{PayloadClient, PayloadError, Server};
-use horovod::{JobKey, loopback, resolve_interfaces};
+use horovod_engine::payload::{PayloadClient, PayloadError, Server};
+use horovod_engine::{JobKey, loopback, resolve_interfaces};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -42,7 +42,7 @@ impl PayloadServer {
         } else {
             chosen
         };
-        let ports = horovod::config::ports(&horovod::config::ProcessEnvironment)
+        let ports = horovod_engine::config::ports(&horovod_engine::config::ProcessEnvironment)
             .map_err(|error| PyValueError::new_err(error.to_string()))?;
         let server = Server::start(&bind, ports, key.clone(), payload.to_vec())?;
         Ok(Self {

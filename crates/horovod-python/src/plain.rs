@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use horovod::gpu::Ready;
-use horovod::{Engine, Op, Output, Submission, Tensor, Tensors};
+use horovod_engine::gpu::Ready;
+use horovod_engine::{Engine, Op, Output, Submission, Tensor, Tensors};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -49,7 +49,7 @@ impl InPlace {
 /// A tensor that the core has read by itself, to work on in place.
 struct Plain {
     tensor: Tensor,
-    kept: horovod::Kept,
+    kept: horovod_engine::Kept,
     gpu: Option<(Reader, i32)>,
 }
 
@@ -61,7 +61,7 @@ impl Plain {
         py: Python<'_>,
         named: (&str, Option<&str>),
         recorded: &mut Recorded,
-    ) -> PyResult<(Tensor, horovod::Kept)> {
+    ) -> PyResult<(Tensor, horovod_engine::Kept)> {
         let Self { tensor, kept, gpu } = self;
         let tensor = match gpu {
             None => tensor,
@@ -201,7 +201,7 @@ impl PlainTensors {
         stay_if_leaving(py);
         let op = operation(ALLREDUCE, op, prescale, postscale, -1)?;
         let set = registered(process_set)?;
-        let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
+        let engine = horovod_engine::engine().map_err(|e| operation_error(py, e))?;
         let mut handles = Vec::with_capacity(tensors.len());
         let mut recorded = Recorded::default();
         engine.submit_together(|queue| {
@@ -266,7 +266,7 @@ impl PlainTensors {
             members.push(tensor);
             parts.push(part);
         }
-        let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
+        let engine = horovod_engine::engine().map_err(|e| operation_error(py, e))?;
         let set = registered(process_set)?;
         let kept = Arc::new(Kept::GroupInPlace(tensors.clone().unbind(), parts));
         let submission = Submission::new(prefix, name, op, set, Tensors::Many(members));
@@ -313,7 +313,7 @@ impl PlainTensors {
         let Some(plain) = self.read(tensor, &op)? else {
             return Ok(None);
         };
-        let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
+        let engine = horovod_engine::engine().map_err(|e| operation_error(py, e))?;
         let set = registered(process_set)?;
         let (tensor, kept) = plain.placed(py, (prefix, name), &mut Recorded::default())?;
         let submission = Submission::new(prefix, name, op, set, Tensors::One(tensor));

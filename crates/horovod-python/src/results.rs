@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use horovod::{Completion, Engine, Handle, OpResult};
+use horovod_engine::{Completion, Engine, Handle, OpResult};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -27,19 +27,19 @@ pub(crate) fn is_lost(handle: u64) -> bool {
 /// Handles of the running job of which nobody has taken the results, ascending.
 #[pyfunction]
 pub(crate) fn handles() -> Vec<u64> {
-    horovod::engine().map_or_else(|_| Vec::new(), |engine| engine.handles())
+    horovod_engine::engine().map_or_else(|_| Vec::new(), |engine| engine.handles())
 }
 
 /// Handles of operations that have not ended and end with a callback, ascending.
 #[pyfunction]
 pub(crate) fn called_back() -> Vec<u64> {
-    horovod::engine().map_or_else(|_| Vec::new(), |engine| engine.called_back())
+    horovod_engine::engine().map_or_else(|_| Vec::new(), |engine| engine.called_back())
 }
 
 /// Threads of a framework, which Python does not know, may call operations of the running job from now on.
 #[pyfunction]
 pub(crate) fn expect_guests() {
-    if let Ok(engine) = horovod::engine() {
+    if let Ok(engine) = horovod_engine::engine() {
         engine.expect_guests();
     }
 }
@@ -47,7 +47,7 @@ pub(crate) fn expect_guests() {
 /// Whether the operation has ended.
 #[pyfunction]
 pub(crate) fn poll(py: Python<'_>, handle: u64) -> PyResult<bool> {
-    let engine = horovod::engine().map_err(|_| {
+    let engine = horovod_engine::engine().map_err(|_| {
         not_initialized(
             py,
             format!(

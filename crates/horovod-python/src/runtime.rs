@@ -1,7 +1,7 @@
 //! Lifecycle, queries, process sets, barrier and join.
 
-use horovod::config::{self, Group, Launcher, Members, ProcessEnvironment};
-use horovod::{Engine, Error, Leaving, ProcessSetId, TrainingState};
+use horovod_engine::config::{self, Group, Launcher, Members, ProcessEnvironment};
+use horovod_engine::{Engine, Error, Leaving, ProcessSetId, TrainingState};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use crate::signals;
 static DYNAMIC: AtomicBool = AtomicBool::new(false);
 
 fn engine(py: Python<'_>) -> PyResult<Arc<Engine>> {
-    horovod::engine().map_err(|e| query_error(py, e))
+    horovod_engine::engine().map_err(|e| query_error(py, e))
 }
 
 /// Rank, size, addresses of the rendezvous and key of one process of a group.
@@ -70,7 +70,7 @@ pub(crate) fn init(
 fn start(py: Python<'_>, members: &Members) -> PyResult<()> {
     let raised = Arc::new(Mutex::new(None));
     let note = Arc::clone(&raised);
-    let interrupt = horovod::Interrupt::new(move || {
+    let interrupt = horovod_engine::Interrupt::new(move || {
         let Some(checked) = exit::attached(signals::check) else {
             return true;
         };
@@ -78,7 +78,7 @@ fn start(py: Python<'_>, members: &Members) -> PyResult<()> {
         *note.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         true
     });
-    let result = detached(py, || horovod::init_members(members, interrupt));
+    let result = detached(py, || horovod_engine::init_members(members, interrupt));
     let raised = raised.lock().unwrap_or_else(PoisonError::into_inner).take();
     match (result, raised) {
         (Ok(()), None) => Ok(()),
@@ -101,8 +101,8 @@ pub(crate) fn leave_interrupted(py: Python<'_>) {
 
 fn stop(py: Python<'_>, why: Leaving) {
     memory::forget();
-    let engine = horovod::engine();
-    detached(py, || horovod::shutdown_because(why));
+    let engine = horovod_engine::engine();
+    detached(py, || horovod_engine::shutdown_because(why));
     if let Ok(engine) = engine {
         results::lose(&engine);
     }
@@ -119,7 +119,7 @@ pub(crate) fn leave_at_exit(py: Python<'_>, failed: bool) {
     } else {
         Leaving::Ended
     };
-    detached(py, || horovod::shutdown_because(why));
+    detached(py, || horovod_engine::shutdown_because(why));
     // Apart from the above, whose own return counts.
     py.detach(exit::await_returning);
 }
@@ -127,7 +127,7 @@ pub(crate) fn leave_at_exit(py: Python<'_>, failed: bool) {
 /// Whether init has succeeded and shutdown was not called since; a forked child says what its parent would have.
 #[pyfunction]
 pub(crate) fn is_initialized() -> bool {
-    horovod::is_initialized() || memory::is_forked()
+    horovod_engine::is_initialized() || memory::is_forked()
 }
 
 macro_rules! query {
@@ -135,7 +135,7 @@ macro_rules! query {
         $(#[$doc])*
         #[pyfunction]
         pub(crate) fn $name(py: Python<'_>) -> PyResult<$t> {
-            match horovod::engine() {
+            match horovod_engine::engine() {
                 Ok($e) => Ok($value),
                 Err(error) => remembered($remembered).ok_or_else(|| query_error(py, error)),
             }
@@ -195,7 +195,7 @@ pub(crate) fn launcher(py: Python<'_>) -> PyResult<Option<LauncherFacts>> {
 /// Whether a launcher started this process as one of several that have no safe way to meet, and no setting says one.
 #[pyfunction]
 pub(crate) fn lacks_rendezvous() -> bool {
-    horovod::lacks_rendezvous(&ProcessEnvironment)
+    horovod_engine::lacks_rendezvous(&ProcessEnvironment)
 }
 
 /// For a group that makes its own rendezvous: seconds that init may take, interfaces, the user's key, and what tells
@@ -223,7 +223,7 @@ pub(crate) fn jax_ordered_calls(py: Python<'_>) -> PyResult<bool> {
 /// Whether the job may change its members: its launcher says so.
 #[pyfunction]
 pub(crate) fn is_elastic() -> bool {
-    horovod::is_elastic()
+    horovod_engine::is_elastic()
 }
 
 /// Version and kind of the newest change of the job's members announced since the last init.
@@ -236,7 +236,7 @@ pub(crate) fn host_updates(py: Python<'_>) -> PyResult<(u64, u8)> {
 #[pyfunction]
 #[pyo3(signature = (current=true))]
 pub(crate) fn hold_state(current: bool) {
-    horovod::hold_state(if current {
+    horovod_engine::hold_state(if current {
         TrainingState::Current
     } else {
         TrainingState::Committed
@@ -252,7 +252,7 @@ pub(crate) fn needs_sync(py: Python<'_>) -> PyResult<bool> {
 /// Global ranks of a set, ascending.
 #[pyfunction]
 pub(crate) fn process_set_ranks(py: Python<'_>, process_set: u32) -> PyResult<Vec<u32>> {
-    let members = match horovod::engine() {
+    let members = match horovod_engine::engine() {
         Ok(engine) => engine
             .members(ProcessSetId(process_set))
             .map(|members| members.into_iter().map(|rank| rank.0).collect()),
@@ -335,7 +335,7 @@ pub(crate) fn remove_process_set(py: Python<'_>, process_set: u32) -> PyResult<b
 /// Wait for all members of the set.
 #[pyfunction]
 pub(crate) fn barrier(py: Python<'_>, process_set: Option<u32>) -> PyResult<()> {
-    let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
+    let engine = horovod_engine::engine().map_err(|e| operation_error(py, e))?;
     let set = registered(process_set)?;
     detached(py, || engine.barrier(set, check_signals)).map_err(|e| e.into_py(py))
 }
@@ -343,7 +343,7 @@ pub(crate) fn barrier(py: Python<'_>, process_set: Option<u32>) -> PyResult<()> 
 /// Say that this rank has no more data; returns the rank that joined last when all have.
 #[pyfunction]
 pub(crate) fn join(py: Python<'_>) -> PyResult<u32> {
-    let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
+    let engine = horovod_engine::engine().map_err(|e| operation_error(py, e))?;
     detached(py, || engine.join(check_signals))
         .map(|r| r.0)
         .map_err(|e| e.into_py(py))
@@ -388,5 +388,5 @@ pub(crate) fn mark_input(py: Python<'_>, seconds: f64) -> PyResult<()> {
 /// Transports in use on this machine, by kind of link.
 #[pyfunction]
 pub(crate) fn transports() -> BTreeMap<&'static str, &'static str> {
-    horovod::transports().into_iter().collect()
+    horovod_engine::transports().into_iter().collect()
 }

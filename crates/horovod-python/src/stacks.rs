@@ -1,13 +1,13 @@
 //! The stacks of Python threads, for reports of stalls.
 
-use horovod::{Frame, ThreadStack};
+use horovod_engine::{Frame, ThreadStack};
 use pyo3::prelude::*;
 
 type Found = Vec<(String, Vec<(String, u32, String)>)>;
 
 /// Let the runtime know how to find stacks.
 pub(crate) fn install() {
-    horovod::tell_stacks(|| {
+    horovod_engine::tell_stacks(|| {
         // Not during the interpreter's end, when there is nothing to tell any more.
         Python::try_attach(|py| find(py).unwrap_or_default()).unwrap_or_default()
     });

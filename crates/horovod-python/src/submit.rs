@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use horovod::gpu::RawStream;
-use horovod::{
+use horovod_engine::gpu::RawStream;
+use horovod_engine::{
     DType, Engine, Error, Handle, Op, Output, ProcessSetId, Rank, ReduceOp, Scale, Softly,
     Submission, Tensor, TensorMeta, Waited,
 };
@@ -88,7 +88,7 @@ pub(crate) fn enqueue(
     allocators: Option<Vec<Py<PyAny>>>,
 ) -> PyResult<u64> {
     stay_if_leaving(py);
-    let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
+    let engine = horovod_engine::engine().map_err(|e| operation_error(py, e))?;
     let set = registered(process_set)?;
     let op = operation(kind, op, prescale, postscale, root)?;
     if tensors.is_empty() || (!grouped && tensors.len() != 1) {
@@ -146,14 +146,14 @@ pub(crate) fn enqueue(
         }
     }
     let Some(place) = place else {
-        let kept = finish.map(|finish| Arc::new(Kept::Finish(finish)) as horovod::Kept);
+        let kept = finish.map(|finish| Arc::new(Kept::Finish(finish)) as horovod_engine::Kept);
         let submission = Submission::new(prefix, name, op, set, tensors.into())
             .with_splits(splits)
             .keeping(kept);
         return submit(py, &engine, submission);
     };
     let ready = record(py, (prefix, name), place.ordinal, place.stream)?;
-    let kept: horovod::Kept = Arc::new(Kept::OnGpu(OnGpu {
+    let kept: horovod_engine::Kept = Arc::new(Kept::OnGpu(OnGpu {
         streams: place.streams,
         given,
         finish,
@@ -188,7 +188,7 @@ fn scattered_bytes(
 /// member of the set.
 #[pyfunction]
 pub(crate) fn scattered_rows(process_set: Option<u32>, rows: u64) -> Option<u64> {
-    let engine = horovod::engine().ok()?;
+    let engine = horovod_engine::engine().ok()?;
     engine.scattered_rows(ProcessSetId(process_set?), rows)
 }
 
@@ -261,7 +261,7 @@ pub(crate) enum Kept {
     /// This tensor is the result.
     InPlace(InPlace),
     /// These tensors are the result, returned in the caller's container. Each part is a [`Kept::InPlace`].
-    GroupInPlace(Py<PyTuple>, Vec<horovod::Kept>),
+    GroupInPlace(Py<PyTuple>, Vec<horovod_engine::Kept>),
     /// The result is the value of this function for the outputs.
     Finish(Py<PyAny>),
     /// The objects of an operation on a GPU.
@@ -301,7 +301,7 @@ pub(crate) fn wait(py: Python<'_>, handle: &Bound<'_, PyAny>) -> PyResult<Py<PyA
         Err(e) if e.is_instance_of::<PyOverflowError>(py) => return Ok(py.None()),
         Err(e) => return Err(e),
     };
-    let Ok(engine) = horovod::engine() else {
+    let Ok(engine) = horovod_engine::engine() else {
         return without_result(py, handle);
     };
     let handle = Handle(handle);
@@ -376,7 +376,7 @@ fn without_result(py: Python<'_>, handle: u64) -> PyResult<Py<PyAny>> {
 #[pyfunction]
 pub(crate) fn wait_softly(py: Python<'_>, handles: Vec<u64>) -> PyResult<Option<(u32, String)>> {
     // For a lost handle, `wait` raises the error later.
-    let Ok(engine) = horovod::engine() else {
+    let Ok(engine) = horovod_engine::engine() else {
         return Ok(None);
     };
     while let Some(handle) = engine.first_pending(&handles) {

@@ -1,7 +1,7 @@
 //! The scheduler that started this process, if not `horovodrun`: one table of the variables that schedulers set.
 //!
 //! This crate only finds the rank of this process, and the scheduler's facts about the others. The module `bootstrap` of
-//! `horovod` decides how the ranks then find each other, and with which key.
+//! `horovod-engine` decides how the ranks then find each other, and with which key.
 #![forbid(unsafe_code)]
 
 mod hints;

@@ -12,7 +12,7 @@ mod xla;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use horovod::{Error, StopReason, Tensor, Tensors};
+use horovod_engine::{Error, StopReason, Tensor, Tensors};
 
 /// Raised when a function or a field changes its meaning.
 const ABI_VERSION: u32 = 1;
@@ -75,9 +75,9 @@ pub(crate) extern "C" fn horovod_abi_version() -> u32 {
 }
 
 /// A number of the running job; -1 without one.
-fn query(number: impl FnOnce(&horovod::Engine) -> usize) -> i32 {
+fn query(number: impl FnOnce(&horovod_engine::Engine) -> usize) -> i32 {
     guarded(-1, || {
-        let engine = horovod::engine();
+        let engine = horovod_engine::engine();
         engine.map_or(-1, |engine| i32::try_from(number(&engine)).unwrap_or(-1))
     })
 }
@@ -110,8 +110,8 @@ pub(crate) extern "C" fn horovod_local_size() -> i32 {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn horovod_process_set_size(set: u32) -> i32 {
     guarded(-1, || {
-        let members = horovod::engine().ok();
-        let members = members.and_then(|engine| engine.members(horovod::ProcessSetId(set)));
+        let members = horovod_engine::engine().ok();
+        let members = members.and_then(|engine| engine.members(horovod_engine::ProcessSetId(set)));
         members.map_or(-1, |members| i32::try_from(members.len()).unwrap_or(-1))
     })
 }
@@ -120,10 +120,10 @@ pub(crate) extern "C" fn horovod_process_set_size(set: u32) -> i32 {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn horovod_process_set_rank(set: u32) -> i32 {
     guarded(-1, || {
-        let Ok(engine) = horovod::engine() else {
+        let Ok(engine) = horovod_engine::engine() else {
             return -1;
         };
-        let members = engine.members(horovod::ProcessSetId(set));
+        let members = engine.members(horovod_engine::ProcessSetId(set));
         let me = engine.topology().rank;
         let place = members.and_then(|members| members.iter().position(|rank| *rank == me));
         place.map_or(-1, |place| i32::try_from(place).unwrap_or(-1))

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Arc;
 
-use horovod::{Op, Output, ProcessSetId, Submission, Tensor, Tensors};
+use horovod_engine::{Op, Output, ProcessSetId, Submission, Tensor, Tensors};
 
 use self::library::{Array, Handle, Library, OnComplete, c_string};
 use super::guarded;
@@ -168,7 +168,7 @@ fn submit(
     outputs: Vec<Array>,
     end: impl FnOnce(Option<String>) + Send + 'static,
 ) -> Result<(), String> {
-    let engine = horovod::engine().map_err(|e| e.to_string())?;
+    let engine = horovod_engine::engine().map_err(|e| e.to_string())?;
     let kept = Arc::new((inputs, outputs));
     let mut tensors = Vec::with_capacity(kept.0.len());
     for (i, input) in kept.0.iter().enumerate() {

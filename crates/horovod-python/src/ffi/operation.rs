@@ -5,7 +5,7 @@ use std::mem::{align_of, size_of};
 use std::slice;
 use std::time::Duration;
 
-use horovod::{
+use horovod_engine::{
     Allocator, Callback, DType, Device, Error, Op, Output, ProcessSetId, Scale, Submission, Tensor,
     TensorMeta,
 };
@@ -127,7 +127,7 @@ unsafe fn enqueue(operation: *const HorovodOperation) -> Result<(), Error> {
     // SAFETY: as the caller promises; the size is that of the first version's at least.
     let (operation, later) = unsafe { (sized(operation)?, sized::<WithWaiting>(operation.cast())) };
     let may_wait = later.is_ok_and(|later| later.may_wait != 0);
-    let engine = horovod::engine()?;
+    let engine = horovod_engine::engine()?;
     let Some(done) = operation.done else {
         return Err(invalid("horovod_operation.done is null"));
     };

@@ -2,7 +2,7 @@
 
 use std::ffi::{CString, c_char, c_void};
 
-use horovod::{Buffer, Completion, Error, OpResult, Shape};
+use horovod_engine::{Buffer, Completion, Error, OpResult, Shape};
 
 use super::{HOROVOD_OK, guarded, status};
 

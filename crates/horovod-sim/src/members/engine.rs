@@ -1,5 +1,5 @@
 //! A member's engine: the real worker, coordinator and aggregator of one generation, and what
-//! `crates/horovod/src/engine/driver/pump.rs` does about lost peers.
+//! `crates/horovod-engine/src/engine/driver/pump.rs` does about lost peers.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;

@@ -5,8 +5,10 @@ use std::mem::{MaybeUninit, size_of, transmute_copy};
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 
-use horovod::DType::{self, BF16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
-use horovod::TensorMeta;
+use horovod_engine::DType::{
+    self, BF16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64,
+};
+use horovod_engine::TensorMeta;
 
 use super::Pending;
 use crate::dlpack::RawTensor;

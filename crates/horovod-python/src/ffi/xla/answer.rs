@@ -2,8 +2,8 @@
 
 use std::ffi::{CStr, CString, c_int, c_void};
 
-use horovod::gpu::RawStream;
-use horovod::{Error, StopReason};
+use horovod_engine::gpu::RawStream;
+use horovod_engine::{Error, StopReason};
 
 use super::abi::{
     self, API_WITH_DEVICES, API_WITH_ERRORS, API_WITH_FUTURES, API_WITH_RUN_IDS, Api, ApiVersion,

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::mem::size_of;
 use std::slice;
 
-use horovod::{DType, Error, Output, Shape, Tensor, TensorMeta};
+use horovod_engine::{DType, Error, Output, Shape, Tensor, TensorMeta};
 
 use super::abi::{
     self, Attrs, BUFFER, Buffer, ByteSpan, CallFrame, SCALAR, STRING, Scalar, Values, sized,

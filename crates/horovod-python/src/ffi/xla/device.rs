@@ -15,8 +15,8 @@
 
 use std::time::Duration;
 
-use horovod::gpu::Ready;
-use horovod::{Error, Waited};
+use horovod_engine::gpu::Ready;
+use horovod_engine::{Error, Waited};
 
 use super::abi::{self, CallFrame};
 use super::answer::Xla;
@@ -52,8 +52,8 @@ handler!(
 /// Submits the operation, waits until it is launched, and orders the call's stream after it.
 unsafe fn launch(frame: &CallFrame, xla: Xla, kind: Kind) -> Result<(), Error> {
     // Before CUDA is looked for: not initialised is the well-known error, whatever is installed.
-    horovod::engine()?;
-    if horovod::in_callback() {
+    horovod_engine::engine()?;
+    if horovod_engine::in_callback() {
         // It would wait for what only this thread makes go on.
         return Err(Error::Internal(
             "XLA called an operation on a GPU from within the end of another one".into(),

@@ -20,8 +20,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use horovod::gpu::Ready;
-use horovod::{
+use horovod_engine::gpu::Ready;
+use horovod_engine::{
     Engine, Error, Handle, Op, OpResult, ProcessSetId, ReduceOp, Scale, Shape, Submission, Tensor,
     Tensors, Waited,
 };
@@ -237,7 +237,7 @@ unsafe fn submit(
     let attributes = unsafe { Attributes::of(frame)? };
     let read = |at: *const i64| match ready {
         // SAFETY: an operand of the call, of one such number.
-        Some(ready) => unsafe { horovod::gpu::read_number(at, ready) },
+        Some(ready) => unsafe { horovod_engine::gpu::read_number(at, ready) },
         // SAFETY: the same, in host memory.
         None => Ok(unsafe { at.read_unaligned() }),
     };
@@ -260,7 +260,7 @@ unsafe fn submit(
             )));
         }
     }
-    let engine = horovod::engine()?;
+    let engine = horovod_engine::engine()?;
     let scale = Scale {
         pre: attributes.prescale,
         post: attributes.postscale,
@@ -303,7 +303,7 @@ unsafe fn submit(
     let wait_timeout = match ready {
         Some(_) => Duration::MAX,
         // On the thread that runs callbacks no other is run meanwhile.
-        None if horovod::in_callback() => Duration::ZERO,
+        None if horovod_engine::in_callback() => Duration::ZERO,
         None => wait_timeout(&tensors),
     };
     let prefix = if operands.len() > 1 {

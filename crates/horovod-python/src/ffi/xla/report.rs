@@ -3,7 +3,7 @@
 
 use std::slice;
 
-use horovod::{Error, ProcessSetId, Replica};
+use horovod_engine::{Error, ProcessSetId, Replica};
 
 use super::abi::{self, Buffer, CallFrame};
 use super::answer;
@@ -42,7 +42,7 @@ unsafe fn report(frame: &CallFrame) -> Result<(), Error> {
     };
     let set = ProcessSetId(attributes.process_set);
     // Without a job there is nobody to differ from, as in `checks_replicas`.
-    let Ok(engine) = horovod::engine() else {
+    let Ok(engine) = horovod_engine::engine() else {
         return Ok(());
     };
     if engine.has_reported(set, key) || !engine.checks_replicas(set) {
