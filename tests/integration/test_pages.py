@@ -34,6 +34,7 @@ LANGUAGES = {
     "python": "runs on two ranks, or alone where it starts ranks itself",
     "sh": "its commands run",
     "console": "its lines behind `$ ` run, the others are output",
+    "rust": "runs as a documentation test of the crate `horovod`",
     "yaml": "is a file of the launcher's options, or variables of a pod",
     "c": "is a file, named in its first line",
     "text": "is output: nothing runs",
@@ -76,6 +77,8 @@ PYTHON_NOT_RUN = {r"torch\.distributed\.all_reduce": "needs two GPUs and NCCL"}
 RUN_ELSEWHERE = {
     r"\bmpi4py\b": "tests/integration/test_mpi.py::test_the_scripts_of_the_documentation"
 }
+# Where the crate makes documentation tests of the pages with blocks in Rust.
+RUST_PAGES = "crates/horovod/src/lib.rs"
 # Where a page's server of Spark Connect is.
 CONNECT = "sc://spark.example:15002"
 
@@ -132,6 +135,11 @@ class Block:
 
     def runs_elsewhere(self) -> bool:
         """Whether another test runs it; that test has to exist."""
+        if self.language == "rust":
+            assert f'/{self.page}")' in (harness.ROOT / RUST_PAGES).read_text(), (
+                f"{self}: {RUST_PAGES} does not include the page"
+            )
+            return True
         test = _reason(self.text, RUN_ELSEWHERE) if self.language == "python" else None
         if test:
             file, _, name = test.partition("::")

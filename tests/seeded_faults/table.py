@@ -512,6 +512,15 @@ FAULTS = (
         "a rank's last line is not shown if it has no end",
         Rust("horovod-launch", ("passes_on_bytes_that_are_no_text",)),
     ),
+    # ---- the Rust front end
+    Fault(
+        "root-not-of-the-set",
+        "crates/horovod/src/communicator.rs",
+        "        let root = Rank(u32::try_from(*member).unwrap_or(u32::MAX));\n",
+        "        let root = Rank(u32::try_from(root.max(*member * 0)).unwrap_or(u32::MAX));\n",
+        "a broadcast in a process set comes from the rank of the job with the number of the member",
+        Rust("horovod", ("a_process_set_has_operations_and_ranks_of_its_own",)),
+    ),
     # ---- glue
     Fault(
         "wrong-dtype-size",

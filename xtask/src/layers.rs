@@ -19,6 +19,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("horovod-metrics", 2),
     ("horovod-timeline", 2),
     ("horovod-engine", 3),
+    ("horovod", 4),
     ("horovod-launch", 4),
     ("horovod-python", 5),
     // It meets the core through C functions only, so it may use none of the others.

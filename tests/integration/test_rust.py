@@ -1,0 +1,93 @@
+"""Programs in Rust under `horovodrun`: the examples learn alike on any number of ranks, and every ending is defined."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import harness
+
+# A build from nothing on a loaded machine.
+BUILD_LIMIT_S = 1500.0
+RESULT = re.compile(r"loss ([0-9.]+) accuracy ([0-9.]+) replicas equal: (true|false)")
+
+
+@pytest.fixture(scope="module")
+def programs() -> Path:
+    """The folder of the built examples."""
+    words = ["cargo", "build", "--locked", "--quiet", "--package", "horovod", "--examples"]
+    words += ["--message-format", "json"]
+    built = subprocess.run(
+        words, cwd=harness.ROOT, capture_output=True, text=True, timeout=BUILD_LIMIT_S, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    [found] = {Path(path).parent for path in re.findall(r'"executable":"([^"]+)"', built.stdout)}
+    return found
+
+
+@pytest.mark.parametrize("example", ["linear_regression", "async_softmax"])
+def test_an_example_learns_the_same_on_one_two_and_three_ranks(example, programs, jobs) -> None:
+    results = []
+    for ranks in (1, 2, 3):
+        job = jobs(harness.horovodrun(ranks, [programs / example]))
+        job.succeed()
+        [(loss, accuracy, equal)] = RESULT.findall(job.stdout)
+        assert equal == "true"
+        results.append((float(loss), float(accuracy)))
+
+    # The batch over all ranks is the same; only the order of its sums differs.
+    for loss, accuracy in results:
+        assert loss == pytest.approx(results[0][0], rel=1e-4)
+        assert accuracy == pytest.approx(results[0][1], abs=0.005)
+        assert accuracy > 0.85
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "blamed", "caught"),
+    [
+        ("panic", 101, "the data of step 7 are missing", "the program of rank 1 has failed"),
+        (
+            "panic in scope",
+            101,
+            "the data of step 8 are missing",
+            "the program of rank 1 has failed",
+        ),
+        ("error", 1, "Error: there are no data at /data", "rank 1 has left the job"),
+        ("exit", 7, "rank 1 on host", "Horovod lost a member of the job: rank 1"),
+    ],
+)
+def test_the_rank_that_fails_is_blamed_and_the_others_get_an_error_that_names_it(
+    ending, code, blamed, caught, programs, jobs
+) -> None:
+    job = jobs(harness.horovodrun(2, [programs / "endings", ending]))
+
+    assert job.wait() == code, job.report()
+    job.assert_nothing_left()
+    [headline] = re.findall(r"horovodrun: (rank 1 on host .*)", job.stderr)
+    assert f"exited with code {code}" in headline
+    report = job.stderr[job.stderr.index(headline) :]
+    assert blamed in report, job.report()
+    [line] = [line for line in job.stdout.splitlines() if "rank 0 caught: " in line]
+    assert caught in line
+
+
+@pytest.mark.parametrize(
+    ("ending", "caught"),
+    [
+        ("exit 0", "Horovod lost a member of the job: rank 1"),
+        ("forget", "Horovod lost a member of the job: rank 1"),
+        ("leave", "rank 1 has left the job while this rank still had operations to do"),
+    ],
+)
+def test_a_rank_that_leaves_early_ends_the_others_with_an_error(
+    ending, caught, programs, jobs
+) -> None:
+    job = jobs(harness.horovodrun(2, [programs / "endings", ending]))
+
+    assert job.wait() == 1, job.report()
+    job.assert_nothing_left()
+    [line] = [line for line in job.stdout.splitlines() if "rank 0 caught: " in line]
+    assert caught in line
