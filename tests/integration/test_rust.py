@@ -45,6 +45,15 @@ def test_an_example_learns_the_same_on_one_two_and_three_ranks(example, programs
         assert accuracy > 0.85
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_leave_the_job_and_join_it_again(ranks, programs, jobs) -> None:
+    job = jobs(harness.horovodrun(ranks, [programs / "endings", "well"]))
+
+    job.succeed()
+    for rank in range(ranks):
+        assert job.stdout.count(f"rank {rank} is well") == 2
+
+
 @pytest.mark.parametrize(
     ("ending", "code", "blamed", "caught"),
     [

@@ -1,4 +1,5 @@
 //! Ranks that end in every way. The last rank does what the first argument says; the others reduce until an error.
+//! With `well` all ranks use the calls of the guard, and leave and join the job twice.
 #![allow(
     clippy::print_stdout,
     clippy::panic,
@@ -12,6 +13,10 @@ use horovod::ReduceOp::Sum;
 
 fn main() -> horovod::Result<()> {
     let ending = std::env::args().nth(1).unwrap_or_default();
+    if ending == "well" {
+        use_the_guard()?;
+        return use_the_guard();
+    }
     let hvd = horovod::init()?;
     if let Err(second) = horovod::init().map(drop) {
         assert_eq!(second, Error::AlreadyInitialized);
@@ -53,6 +58,29 @@ fn main() -> horovod::Result<()> {
         }
         other => panic!("no such ending: {other}"),
     }
+}
+
+/// On one host: joins the job, calls what needs the guard, and leaves.
+fn use_the_guard() -> horovod::Result<()> {
+    let hvd = horovod::init()?;
+    let (rank, size) = (hvd.rank(), hvd.size());
+    assert_eq!((hvd.local_rank(), hvd.local_size()), (rank, size));
+    assert_eq!((hvd.cross_rank(), hvd.cross_size()), (0, 1));
+    if size > 1 {
+        let first = hvd.process_set(&[0])?;
+        assert_eq!(first.communicator().is_some(), rank == 0);
+        first.remove()?;
+    }
+    // Rank 0 has one batch more than the others, which take part in it with zeros.
+    for _batch in 0..=usize::from(rank == 0) {
+        let sum = hvd.named("gradient").allreduce(&[1.0f32], Sum)?;
+        assert!(sum == [1.0] || sum == [size as f32], "{sum:?}");
+    }
+    let last = hvd.join()?;
+    assert!(last < size);
+    hvd.barrier()?;
+    tell(&format!("rank {rank} is well\n"));
+    Ok(())
 }
 
 /// One write, so that the lines of ranks stay whole.
