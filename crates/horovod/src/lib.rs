@@ -68,11 +68,5 @@ mod tests;
 
 /// The blocks of the pages are tests.
 #[cfg(doctest)]
-mod pages {
-    #[doc = include_str!("../../../docs/rust.md")]
-    struct Rust;
-    #[doc = include_str!("../../../README.md")]
-    struct Project;
-    #[doc = include_str!("../README.md")]
-    struct Readme;
-}
+#[path = "../tests/pages/mod.rs"]
+mod pages;

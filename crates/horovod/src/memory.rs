@@ -202,12 +202,15 @@ impl<'scope> InFlight<'scope, '_> {
     ) {
         let mut received = Vec::new();
         let tensors = slices.map(|slice| {
+            let len = slice.len();
+            // SAFETY: the slice is borrowed for `'scope`, in which `scoped` waits for the operation.
+            let tensor = unsafe { in_place(slice, call.shape) };
             if T::DTYPE == DType::Bool {
-                let (at, len) = (slice.as_mut_ptr().cast(), slice.len());
+                // From the tensor, as a second borrow of the slice would end the first.
+                let at = tensor.input().cast_mut();
                 received.push(Received { at, len });
             }
-            // SAFETY: the slice is borrowed for `'scope`, in which `scoped` waits for the operation.
-            unsafe { in_place(slice, call.shape) }
+            tensor
         });
         let tensors: Vec<_> = tensors.collect();
         // Locked before the submission: nothing may go wrong between it and the note of its handle.
