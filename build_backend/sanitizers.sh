@@ -43,6 +43,8 @@ miri() {
   MIRIFLAGS=$open cargo +nightly miri test --locked --package horovod-kernels --lib --test against_oracle "${run[@]}" -- \
     copy both_destinations averages_of_integers_whose a_nan_on bool_is the_identity scaling_may
   MIRIFLAGS=$open cargo +nightly miri test --locked --package horovod-transport --lib "${run[@]}" -- shm
+  # The front end on one rank: an engine, its threads, and every way to pass memory to it.
+  MIRIFLAGS=$open cargo +nightly miri test --locked --package horovod --lib "${run[@]}" -- one_rank a_future_that_has calls_after
   # With it: Miri's own clock, so that no wait is too long on a slow machine. One test asks for sockets.
   local collectives=(cargo +nightly miri test --locked --package horovod-collectives)
   "${collectives[@]}" --lib "${run[@]}"

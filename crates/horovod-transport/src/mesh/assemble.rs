@@ -61,15 +61,21 @@ impl Sources {
     }
 }
 
+fn hostname() -> String {
+    // Miri's `uname` fills only a part of the memory that rustix takes as filled.
+    if cfg!(miri) {
+        return "miri".to_owned();
+    }
+    let uname = rustix::system::uname();
+    uname.nodename().to_string_lossy().into_owned()
+}
+
 impl Mesh {
     /// Returns the mesh of a job with one rank: no sockets, no shared memory.
     pub fn solo() -> io::Result<Self> {
         let member = Member {
             identity: String::new(),
-            hostname: rustix::system::uname()
-                .nodename()
-                .to_string_lossy()
-                .into_owned(),
+            hostname: hostname(),
             pid: std::process::id(),
             shm: true,
         };
