@@ -501,7 +501,7 @@ impl Agent {
     fn reap(&mut self) {
         for (rank, status) in self.ranks.reap() {
             // Once the job is being ended, SIGKILL comes from this agent.
-            let was_killed = status == ExitStatus::Signal(libc::SIGKILL) && self.ending.is_none();
+            let was_killed = status.is_kill() && self.ending.is_none();
             let status = match was_killed && self.memory_kills.is_any_new() {
                 true => ExitStatus::OutOfMemory,
                 false => status,

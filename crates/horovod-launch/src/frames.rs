@@ -70,6 +70,13 @@ pub enum ExitStatus {
     OutOfMemory,
 }
 
+impl ExitStatus {
+    /// Returns whether SIGKILL ended the process, or the program that a shell ran as its last command.
+    pub(crate) fn is_kill(self) -> bool {
+        matches!(self, Self::Signal(libc::SIGKILL)) || self == Self::Code(128 + libc::SIGKILL)
+    }
+}
+
 impl From<std::process::ExitStatus> for ExitStatus {
     fn from(status: std::process::ExitStatus) -> Self {
         match (status.code(), status.signal()) {

@@ -37,6 +37,7 @@ def allreduce(
         return compression.decompress(result, context)
     if _is_integer(value):
         # Keras would convert the value to 32 bits, and the result may need more.
+        _narrowing.check_room(np.asarray(value), reduction)
         total = hvd.allreduce(np.asarray(value), name=name, **options)
         # Keras chooses a type for Python's numbers, but not all backends check whether the numbers of a list fit.
         is_plain = isinstance(value, int) or (

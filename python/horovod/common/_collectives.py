@@ -158,6 +158,9 @@ class RowCollectives(Generic[T]):
         self._row_arrays = arrays
         self._prefix = prefix
 
+    def _operand(self, array: Any, reduction: Reduction | None) -> Memory:
+        return self._row_arrays.describe(array, reduction.op if reduction else None)
+
     def _rows(
         self,
         kind: int,
@@ -168,7 +171,7 @@ class RowCollectives(Generic[T]):
         reduction: Reduction | None = None,
     ) -> int:
         its = self._row_arrays
-        source = its.describe(array, reduction.op if reduction else None)
+        source = self._operand(array, reduction)
         if kind == _core.REDUCESCATTER and not source.has_rows:
             raise ValueError(_NO_ROWS)
         dtype = source.dtype
@@ -199,8 +202,7 @@ class RowCollectives(Generic[T]):
         arrays = tuple(arrays)
         require_members(arrays)
         its = self._row_arrays
-        op = reduction.op if reduction else None
-        sources = [its.describe(array, op) for array in arrays]
+        sources = [self._operand(array, reduction) for array in arrays]
         if kind == _core.REDUCESCATTER and not all(source.has_rows for source in sources):
             raise ValueError(_NO_ROWS)
         dtypes = [source.dtype for source in sources]
@@ -417,7 +419,7 @@ class Collectives(RowCollectives[T]):
             resolve_op(op, average), prescale_factor, postscale_factor, process_set
         )
         its = self._arrays
-        source = its.describe(array, reduction.op)
+        source = self._operand(array, reduction)
         output = self._new(source)
         owner, dtype = output[1], source.dtype
         entries = (_entry(source, output),)
@@ -458,7 +460,7 @@ class Collectives(RowCollectives[T]):
         arrays = tuple(arrays)
         require_members(arrays)
         its = self._arrays
-        sources = [its.describe(array, reduction.op) for array in arrays]
+        sources = [self._operand(array, reduction) for array in arrays]
         gpu = _place(sources)
         entries, results = [], []
         for source in sources:

@@ -1,9 +1,12 @@
-"""Checks values that a framework converts to a narrower type: a changed value raises or warns."""
+"""Checks values that a framework converts to a narrower type, and integers whose sum or product may wrap."""
 
 import warnings
 from typing import Any
 
 import numpy as np
+
+from horovod.common._ops import Product, Sum
+from horovod.common._reduction import Reduction
 
 Array = np.ndarray[Any, Any]
 
@@ -53,4 +56,44 @@ def check_kept(wide: Array, kept: Array, *, is_plain: bool, cure: str) -> None:
             f"horovod: a value of type {wide.dtype} is rounded to {kept.dtype}. {cure}",
             PrecisionWarning,
             stacklevel=2,
+        )
+
+
+def python_integers(value: Any) -> Array | None:
+    """Return a Python integer, or a list of such, maybe nested, as an array; None for anything else."""
+    return np.asarray(value) if _is_of_integers(value) else None
+
+
+def _is_of_integers(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(map(_is_of_integers, value))
+    return type(value) is int
+
+
+def check_room(values: Array, reduction: Reduction, dtype: Any = None) -> None:
+    """Check integers of this rank before a sum or product, which wraps in silence.
+
+    The type of the operation is `dtype`, or that of the values. Values of an array with that type need no check: the
+    caller has chosen the type.
+
+    Raises
+    ------
+    OverflowError
+        The result of ranks that all have such a value does not fit into the type. Nothing was sent.
+    """
+    op, prescale, postscale, process_set = reduction
+    dtype = values.dtype if dtype is None else dtype
+    if op not in (Sum, Product) or values.dtype.kind not in "iu" or not values.size:
+        return
+    size = process_set.size() or 1
+    largest = max(-int(values.min()), int(values.max()))
+    result = largest * size if op == Sum else largest**size
+    limit = int(np.iinfo(dtype).max)
+    if result > limit or (
+        prescale * postscale != 1.0 and result * abs(prescale * postscale) > limit
+    ):
+        kind = "sum" if op == Sum else "product"
+        raise OverflowError(
+            f"{largest} is too large: the {kind} of {size} such integers does not fit into {dtype}. "
+            "Pass floating-point numbers, or an array of horovod.numpy whose type may wrap."
         )

@@ -4,9 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from horovod.common._collectives import Memory
+from horovod.common import _narrowing
+from horovod.common._collectives import Collectives, Memory
 from horovod.common._dtypes import CODES, OP_NAMES, REAL_OF, can_be_reduced
 from horovod.common._operations import Allocation, Output
+from horovod.common._reduction import Reduction
 from horovod.common._splits import checked_splits
 
 Array = np.ndarray[Any, Any]
@@ -81,6 +83,20 @@ class NumpyArrays:
 
     def counts(self, numbers: list[int], splits: Any) -> Array:
         return np.array(numbers, np.int32)
+
+
+class NumpyCollectives(Collectives[Array]):
+    """Operations on arrays, and on Python's numbers, to which NumPy gives 64 bits."""
+
+    def __init__(self) -> None:
+        super().__init__(NumpyArrays())
+
+    def _operand(self, array: Any, reduction: Reduction | None) -> Memory:
+        if reduction is not None and isinstance(array, int | list):
+            integers = _narrowing.python_integers(array)
+            if integers is not None:
+                _narrowing.check_room(integers, reduction)
+        return super()._operand(array, reduction)
 
 
 def _typed(wire: Array, dtype: Any) -> Array:

@@ -14,6 +14,8 @@ from horovod.common import _narrowing
 from horovod.common._collectives import Collectives
 from horovod.common._dtypes import CODES, OP_NAMES, REAL_OF, can_be_reduced
 from horovod.common._numpy_arrays import NumpyArrays
+from horovod.common._ops import Product, Sum
+from horovod.common._reduction import Reduction
 from horovod.common.process_sets import ProcessSet
 from horovod.jax import _foreign_calls, _names
 
@@ -96,6 +98,25 @@ def checked_constant(operand: Any) -> Any:
         as_jax(np.asarray(operand), operand)
         return operand  # without a type of its own
     return as_jax(operand, operand) if isinstance(operand, np.ndarray | np.generic) else operand
+
+
+def check_room(options: Options, operands: Arrays, *, in_program: bool) -> None:
+    """Check Python's integers, and those of NumPy for which JAX has no type, before a sum or product of them.
+
+    Raises
+    ------
+    OverflowError
+        The result may wrap.
+    """
+    if options.op not in (Sum, Product):
+        return
+    reduction = Reduction(options.op, options.prescale, options.postscale, options.process_set)
+    for operand in operands:
+        if type(operand) is int or isinstance(operand, np.ndarray | np.generic):
+            array = np.asarray(operand)
+            narrow = jax.dtypes.canonicalize_dtype(array.dtype)
+            if type(operand) is int or narrow != array.dtype:
+                _narrowing.check_room(array, reduction, narrow if in_program else None)
 
 
 def as_jax(value: Any, operand: Any) -> Any:

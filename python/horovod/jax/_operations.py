@@ -264,7 +264,9 @@ def _differentiable(kind: _calls.Kind, gradient: _Gradient) -> _Collective:
     collective.defvjp(forward, backward)
 
     def exact(options: Options, operands: Arrays) -> Arrays:
-        if _names.is_traced(operands) or _names.is_inside():
+        in_program = _names.is_traced(operands) or _names.is_inside()
+        _calls.check_room(options, operands, in_program=in_program)
+        if in_program:
             return collective(options, tuple(map(_calls.checked_constant, operands)))
         # `collective` would convert the operands to 32 bits before they are combined.
         return _calls.call(kind, options, operands)

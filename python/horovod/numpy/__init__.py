@@ -22,8 +22,7 @@ if importlib.util.find_spec("numpy") is None:
     )
 
 from horovod.common import api as _api
-from horovod.common._collectives import Collectives
-from horovod.common._numpy_arrays import NumpyArrays
+from horovod.common._numpy_arrays import NumpyCollectives
 from horovod.common._waiting import synchronize
 from horovod.common.api import *  # noqa: F403
 from horovod.common.api import is_homogeneous
@@ -57,7 +56,7 @@ __all__ = [
 ]
 __all__ += _api.__all__
 
-_collectives = Collectives(NumpyArrays())
+_collectives = NumpyCollectives()
 allreduce = _collectives.allreduce
 allreduce_ = _collectives.allreduce_
 allreduce_async = _collectives.allreduce_async

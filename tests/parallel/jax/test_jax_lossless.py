@@ -41,6 +41,26 @@ def test_a_sum_that_does_not_fit_is_an_error():
         hvd.allreduce(np.int64(2**31 - 1), op=hvd.Sum, postscale_factor=2)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: hvd.allreduce(2**33, op=hvd.Product),
+        lambda: hvd.allreduce(np.array([2**33]), op=hvd.Product),
+        lambda: hvd.grouped_allreduce([1, 2**33], op=hvd.Product),
+        lambda: hvd.allreduce(2**62, op=hvd.Sum),
+        lambda: jax.jit(lambda x: hvd.allreduce((x, 2**30), op=hvd.Sum))(jnp.ones(1)),
+        lambda: jax.jit(lambda x: hvd.allreduce((x, 2**16), op=hvd.Product))(jnp.ones(1)),
+        lambda: jax.jit(lambda x: hvd.allreduce((x, np.int64(2**30)), op=hvd.Sum))(jnp.ones(1)),
+    ],
+    ids=["number", "array", "group", "sum", "constant", "product", "typed"],
+)
+def test_integers_that_wrap_before_they_are_converted_are_an_error(call):
+    if hvd.size() == 1:
+        return
+    with pytest.raises(OverflowError, match="does not fit into int"):
+        call()
+
+
 def test_what_fits_is_given_as_jax_has_it():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -30,6 +30,13 @@ def test_sums_of_lists_of_integers_are_exact_or_an_error():
             assert np.array(result).tolist() == (np.array(value) * SIZE).tolist()
 
 
+def test_integers_that_wrap_before_they_are_converted_are_an_error():
+    for value, op in ((2**33, "product"), ([np.int64(2**33)], "product"), (2**62, "sum")):
+        if SIZE > 1:
+            with pytest.raises(OverflowError, match=f"the {op} of {SIZE} such integers"):
+                hvd.allreduce(value, op=op)
+
+
 def test_a_list_of_numbers_that_do_not_fit_is_an_error():
     with pytest.raises((OverflowError, ValueError), match=r"does not fit|out of range"):
         result = hvd.allreduce([0.1, 1e300])

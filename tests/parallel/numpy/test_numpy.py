@@ -126,3 +126,41 @@ def test_an_operand_is_free_once_its_operation_has_ended(begin):
     hvd.poll(handle)  # gives back what the engine's thread has let go of meanwhile
     assert dropped() is None
     hvd.synchronize(handle)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: hvd.allreduce(2**33, op=hvd.Product),
+        lambda: hvd.allreduce([[1], [-(2**33)]], op=hvd.Product),
+        lambda: hvd.grouped_allreduce([1, 2**33], op=hvd.Product),
+        lambda: hvd.allreduce(2**62, op=hvd.Sum),
+        lambda: hvd.reducescatter([2**62] * SIZE, op=hvd.Sum),
+    ],
+    ids=["number", "list", "group", "sum", "scattered"],
+)
+def test_a_result_of_pythons_integers_that_does_not_fit_is_an_error(call):
+    if SIZE == 1:
+        call()
+        return
+    with pytest.raises(OverflowError, match=r"the (product|sum) of \d+ such integers does not fit"):
+        call()
+
+
+def test_arrays_wrap_as_in_numpy_and_what_fits_is_exact():
+    assert hvd.allreduce(np.int64(2**62), op=hvd.Sum) == np.full(SIZE, 2**62).sum()
+    assert hvd.allreduce(-(2**20), op=hvd.Product) == (-(2**20)) ** SIZE
+
+
+def test_operations_in_place_on_shared_memory_are_refused_while_the_first_is_in_flight():
+    array = np.ones(8, np.float32)
+    if RANK == 0 and SIZE > 1:
+        first = hvd.allreduce_async_(array[:5], name="first", op=hvd.Sum)
+        with pytest.raises(ValueError, match=r"allreduce\.second .* allreduce\.first "):
+            hvd.allreduce_async_(array[4:], name="second", op=hvd.Sum)
+    hvd.barrier()  # until here the others do not take part in the first
+    if RANK > 0 or SIZE == 1:
+        first = hvd.allreduce_async_(array[:5], name="first", op=hvd.Sum)
+    hvd.synchronize(first)
+    hvd.allreduce_(array[4:], name="second", op=hvd.Sum)
+    assert array.tolist() == [SIZE] * 4 + [SIZE**2] + [SIZE] * 3

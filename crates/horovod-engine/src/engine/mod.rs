@@ -10,6 +10,7 @@ mod device_watch;
 mod driver;
 mod driver_lock;
 mod handles;
+mod in_place;
 mod inspection;
 mod recording;
 mod relay;
