@@ -36,6 +36,7 @@ LANGUAGES = {
     "console": "its lines behind `$ ` run, the others are output",
     "yaml": "is a file of the launcher's options, or variables of a pod",
     "c": "is a file, named in its first line",
+    "diff": "changes the page's script; tests/integration/test_tutorials.py applies it and runs the result",
     "text": "is output: nothing runs",
 }
 # Their Python blocks start ranks, so they run in one process.
@@ -132,6 +133,8 @@ class Block:
 
     def runs_elsewhere(self) -> bool:
         """Whether another test runs it; that test has to exist."""
+        if self.language == "diff":
+            return True
         test = _reason(self.text, RUN_ELSEWHERE) if self.language == "python" else None
         if test:
             file, _, name = test.partition("::")
