@@ -43,6 +43,8 @@ def test_the_version_goes_on_from_the_originals() -> None:
     version = tuple(int(part) for part in horovod.__version__.split("."))
     assert version > (0, 28, 1)
     assert horovod.__version__ == metadata_wheel.version_of_workspace()
+    citation = (harness.ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {horovod.__version__}\n" in citation
 
 
 def test_the_package_page_has_addresses_and_no_relative_link(tmp_path: Path) -> None:
