@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import docs_pictures
 import docs_site
 import harness
 
@@ -14,7 +15,10 @@ DOCS = harness.ROOT / "docs"
 PROJECT = tomllib.loads((harness.ROOT / "zensical.toml").read_text())["project"]
 PAGES_MAX = 25
 # Titles that users look for.
-TITLES = {"Migrating from Horovod", "Coming from DDP", "Troubleshooting", "Performance tuning"}
+TITLES = {
+    *("Migrating from Horovod", "Coming from DDP", "Troubleshooting", "Performance tuning"),
+    *("FAQ", "Glossary"),
+}
 
 
 def entries(part: Any) -> dict[str, str]:
@@ -75,3 +79,11 @@ def test_every_module_of_the_reference_is_in_its_sources() -> None:
     for module in modules:
         path = harness.ROOT / "python" / module.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__init__.py").exists(), module
+
+
+def test_pictures_are_up_to_date() -> None:
+    found = {path.name: path.read_text() for path in docs_pictures.PICTURES.iterdir()}
+    assert found == docs_pictures.pictures(), "run `python build_backend/docs_pictures.py`"
+    steps = docs_pictures.training_steps(docs_pictures.PERFORMANCE.read_text())
+    assert len(steps) == 2
+    assert all(len(values) == 3 for values in steps.values())
