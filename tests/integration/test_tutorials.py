@@ -59,3 +59,20 @@ def test_six_changes_make_the_script_distributed(jobs, tmp_path: Path) -> None:
     # The page shows this output.
     shown = re.findall(r"on 2 ranks: loss (\S+)", (harness.ROOT / "docs/index.md").read_text())
     assert len(shown) == 3
+
+
+def test_a_killed_rank_is_replaced_as_the_page_says(jobs, tmp_path: Path) -> None:
+    page = "docs/elastic.md"
+    (change,) = changes(page)
+    (tmp_path / "train.py").write_text(apply(first_script(page), change))
+    blocks = [block.text for block in read_blocks(page) if block.language == "sh"]
+    hosts = tmp_path / "hosts.sh"
+    hosts.write_text(next(text for text in blocks if text.startswith("#!")))
+    hosts.chmod(0o700)
+    (command,) = (text for text in blocks if "--min-np 2" in text)
+    job = jobs(harness.Job(["sh", "-c", command], cwd=tmp_path)).succeed()
+    assert "killed by signal 9" in job.stderr, job.report()
+    assert (tmp_path / "killed").exists()
+    # An epoch may be printed again if the other rank had ended it before the failure.
+    epochs = re.findall(r"epoch (\d) on 2 ranks: loss", job.stdout)
+    assert sorted(set(epochs)) == ["0", "1", "2", "3", "4"], job.report()
