@@ -7,6 +7,7 @@ arguments. Here such a name becomes the method of the object's class, and `__doc
 from __future__ import annotations
 
 import ast
+import re
 from typing import Any
 
 import griffe
@@ -25,6 +26,7 @@ class BoundNames(griffe.Extension):
                     module.set_member(name, function)
                 if isinstance(member, griffe.Class) and not member.docstring:
                     member.docstring = _copied_docstring(member)
+        _name_parameters_singly(pkg)
 
 
 def _modules(module: griffe.Module) -> list[griffe.Module]:
@@ -63,6 +65,27 @@ def _bound_method(module: griffe.Module, member: griffe.Attribute) -> griffe.Fun
     )
     function.labels |= found.labels - {"staticmethod", "classmethod"}
     return function
+
+
+def _name_parameters_singly(parent: griffe.Module | griffe.Class) -> None:
+    """Several names above one text become an entry each: griffe gives them all the type and default of one."""
+    for member in parent.members.values():
+        if isinstance(member, griffe.Alias):
+            continue
+        if member.docstring:
+            member.docstring.value = _SEVERAL.sub(_singly, member.docstring.value)
+        if isinstance(member, (griffe.Module, griffe.Class)):
+            _name_parameters_singly(member)
+
+
+# Names at the beginning of a line, and the indented lines below.
+_SEVERAL = re.compile(
+    r"^(?P<names>\*{0,2}\w+(?:, \*{0,2}\w+)+)\n(?P<text>(?:(?:[ ]+.*)?\n)*[ ]+.*)$", re.MULTILINE
+)
+
+
+def _singly(entry: re.Match[str]) -> str:
+    return "\n".join(f"{name}\n{entry['text']}" for name in entry["names"].split(", "))
 
 
 def _copied_docstring(cls: griffe.Class) -> griffe.Docstring | None:

@@ -238,7 +238,7 @@ class Page:
         # The block that is `train.py`, once a command has run it.
         self.script_that_ran: Block | None = None
         self.connect = CONNECT
-        self.blocks = [b for b in BLOCKS[page] if b.language != "text"]
+        self.blocks = [b for b in BLOCKS[page] if b.language not in ("text", "diff")]
         self.to_run = [b for b in self.blocks if b.runs()]
 
     def of(self, *languages: str) -> list[Block]:
