@@ -144,3 +144,14 @@ def problems(package: griffe.Module, module: str, names: list[str]) -> list[str]
         elif not member.docstring:
             found.append(f"{module}.{name}: no docstring")
     return found
+
+
+def parameters(package: griffe.Module, module: str, names: list[str]) -> dict[str, list[str]]:
+    """The parameters of a module's functions and classes, as the reference shows them."""
+    found = {}
+    for name in names:
+        member = _target(_module(package, module)[name])
+        if isinstance(member, (griffe.Function, griffe.Class)):
+            shown = [parameter.name for parameter in member.parameters]
+            found[name] = [parameter for parameter in shown if parameter != "self"]
+    return found

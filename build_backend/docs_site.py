@@ -7,6 +7,7 @@ public name without a signature and without a text is an error. `command-line` a
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGED = ROOT / ".stamps" / "site"
+# The signatures of the reference, for build_backend/docs_check.py.
+SIGNATURES = ROOT / ".stamps" / "site-signatures.json"
 COMMAND_LINE = ROOT / "docs" / "command-line.md"
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 API = re.compile(r"^<!-- api: (?P<module>[\w.]+)(?P<names>( \w+)*) -->$", re.MULTILINE)
@@ -87,19 +90,25 @@ def api_directives(text: str) -> str:
         "horovod", search_paths=[ROOT / "python"], extensions=extensions, resolve_aliases=True
     )
     problems: list[str] = []
+    signatures: dict[str, dict[str, list[str]]] = {}
 
     def directive(match: re.Match[str]) -> str:
         module = match["module"]
         names = match["names"].split() or docs_signatures.public_names(package, module)
         if module != _SHARED:
             names = [n for n in names if not docs_signatures.is_same(package, module, _SHARED, n)]
-        problems.extend(docs_signatures.problems(package, module, names))
+        found = docs_signatures.problems(package, module, names)
+        if found:
+            problems.extend(found)
+            return ""
+        signatures[module] = docs_signatures.parameters(package, module, names)
         members = "".join(f"\n        - {name}" for name in names)
         return f"::: {module}\n    options:\n      members:{members}"
 
     text = API.sub(directive, text)
     if problems:
         raise SystemExit("\n".join(problems))
+    SIGNATURES.write_text(json.dumps(signatures, indent=1))
     return text
 
 

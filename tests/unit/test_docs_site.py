@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import docs_check
 import docs_pictures
 import docs_site
 import harness
@@ -87,3 +88,9 @@ def test_pictures_are_up_to_date() -> None:
     steps = docs_pictures.training_steps(docs_pictures.PERFORMANCE.read_text())
     assert len(steps) == 2
     assert all(len(values) == 3 for values in steps.values())
+
+
+def test_a_signature_that_the_reference_shows_wrongly_is_found() -> None:
+    assert docs_check.differences("shlex", {"join": ["split_command"], "quote": ["s"]}) == []
+    (wrong,) = docs_check.differences("shlex", {"join": ["words"], "quote": ["s"]})
+    assert wrong == "shlex.join: the reference shows ['words'], Python has ['split_command']"
