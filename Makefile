@@ -30,7 +30,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 # uv installs in a third of pip's time. pip installs where uv fails: uv does not read pip's configuration.
 PACKAGES = sh -c 'uv pip install --python $(BIN)/python "$$@" || exec $(PIP) --no-compile "$$@"' packages
 
-.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos seeded-faults soak lint fmt bench bench-builds bench-micro bench-tools mpi wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
+.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos seeded-faults soak lint fmt docs bench bench-builds bench-micro bench-tools mpi wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -149,6 +149,11 @@ fmt: $(STAMPS)/dev-packages ## Format all code.
 	ruff check --fix .
 	ruff format .
 
+docs: $(STAMPS)/docs-tools ## Build the documentation as a site into site/: every link is checked, the API is read from the sources.
+	.venv-docs/bin/python build_backend/docs_site.py
+	@if python -c 'import horovod' 2>/dev/null; then python build_backend/docs_check.py; \
+		else echo "signatures not compared with the installed package: make install"; fi
+
 # Measures the published wheel. The next `make test` installs the tests' wheel again.
 bench: $(STAMPS)/dev-packages $(STAMPS)/wheel bench-tools ## Measure against Gloo, Open MPI and the floor; write docs/performance.md (ARGS=--quick: neither).
 	rm -f $(STAMPS)/install
@@ -185,10 +190,10 @@ ci: ## Run what CI runs: lint, the first tier, the wheel check, a shard of the s
 	@$(PYTHON) tests/run_parts.py ci
 
 clean: ## Remove what was built; keep .venv.
-	rm -rf target dist wheel-data package-page.md demo-output $(STAMPS)/wheel $(STAMPS)/quick-wheel $(STAMPS)/quick-dist $(STAMPS)/install
+	rm -rf target dist site wheel-data package-page.md demo-output $(STAMPS)/wheel $(STAMPS)/quick-wheel $(STAMPS)/quick-dist $(STAMPS)/install
 
 distclean: clean ## Remove .venv as well.
-	rm -rf $(VENV) .mpi .venv-mxnet .venv-spark35 .venv-tensorflow-oldest $(STAMPS)
+	rm -rf $(VENV) .mpi .venv-docs .venv-mxnet .venv-spark35 .venv-tensorflow-oldest $(STAMPS)
 
 install: $(STAMPS)/install ## Build the quick wheel and install it into .venv.
 
@@ -233,6 +238,13 @@ $(STAMPS)/dev-packages: requirements-dev.txt requirements-demo.txt $(STAMPS)/too
 	@$(STAGE) "installing all frameworks (several GB)" $(LOGS)/dev-packages.log $(PACKAGES) -r requirements-dev.txt
 	@$(STAGE) "compiling their modules" $(LOGS)/compileall.log sh -c 'python -m compileall -q -j 0 $(VENV)/lib || true'
 	@touch $@ $(STAMPS)/demo-packages
+
+# In an environment of its own: nothing else needs these packages.
+$(STAMPS)/docs-tools: requirements-docs.txt | $(STAMPS)/tools
+	@python -m venv --clear --without-pip .venv-docs
+	@$(STAGE) "installing the generator of the site" $(LOGS)/docs-tools.log \
+		python -m pip --python .venv-docs/bin/python install --disable-pip-version-check --progress-bar off -r requirements-docs.txt
+	@touch $@
 
 # MXNet and the oldest TensorFlow need an older NumPy than everything else, and have no release for every machine.
 $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest: $(STAMPS)/%: requirements-%.txt | $(STAMPS)/tools

@@ -143,6 +143,8 @@ def main() -> None:
     print("\n" + "\n".join(lines))
     if recorded:
         report.write(ROOT / "docs" / "performance.md", lines)
+        # The chart of README.md.
+        subprocess.run([sys.executable, ROOT / "build_backend" / "docs_pictures.py"], check=True)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "wheel-data" / "scripts"
 # The description that pyproject.toml names: README.md, with links that work from a package index.
 PACKAGE_PAGE = ROOT / "package-page.md"
-_RELATIVE_LINK = re.compile(r"\]\((?![a-z]+:|#)(?P<target>[^)\s]+)\)")
+_RELATIVE_LINK = re.compile(
+    r"(?P<picture>!?)\[(?P<text>[^]]*)\]\((?![a-z]+:|#)(?P<target>[^)\s]+)\)"
+)
 TENSORFLOW_ADAPTER = ROOT / "python" / "horovod" / "tensorflow" / "libhorovod_tensorflow.so"
 # The oldest C library that Rust itself supports on the platform; also the manylinux tag of the wheel.
 GLIBC_FLOOR = {"x86_64": "2.17", "aarch64": "2.17"}
@@ -135,9 +137,13 @@ def stage_binaries(env: dict[str, str], profile: str, target: str | None = None)
 
 def stage_package_page() -> None:
     """Write README.md with the addresses of the repository in place of relative links."""
-    files = f"{metadata_wheel.read_project()['urls']['Repository']}/blob/main"
-    text = (ROOT / "README.md").read_text()
-    PACKAGE_PAGE.write_text(_RELATIVE_LINK.sub(rf"]({files}/\g<target>)", text))
+    repository = metadata_wheel.read_project()["urls"]["Repository"]
+
+    def absolute(link: re.Match[str]) -> str:
+        place = "raw" if link["picture"] else "blob"
+        return f"{link['picture']}[{link['text']}]({repository}/{place}/main/{link['target']})"
+
+    PACKAGE_PAGE.write_text(_RELATIVE_LINK.sub(absolute, (ROOT / "README.md").read_text()))
 
 
 def _replace(source: Path, place: Path) -> None:

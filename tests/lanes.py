@@ -42,7 +42,7 @@ _COMPUTING = """
 mxnet oldest_tensorflow parallel algorithms autotune bench_command bench_ends examples
 gpu_adasum gpu_examples gpu_rocm inference keras lightning_strategy pages real_gpus rust
 spark_estimators spark_examples spark_keras_estimator spark_lightning_estimator tensorflow_ops
-removed_names tf_examples tf_v1_behavior
+removed_names tf_examples tf_v1_behavior tutorials
 """
 LANES = dict.fromkeys(_WAITING.split(), Lane.WAITS) | dict.fromkeys(
     _COMPUTING.split(), Lane.COMPUTES

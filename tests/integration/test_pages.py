@@ -37,6 +37,7 @@ LANGUAGES = {
     "rust": "runs as a documentation test of the crate `horovod`",
     "yaml": "is a file of the launcher's options, or variables of a pod",
     "c": "is a file, named in its first line",
+    "diff": "changes the page's script; tests/integration/test_tutorials.py applies it and runs the result",
     "text": "is output: nothing runs",
 }
 # Their Python blocks start ranks, so they run in one process.
@@ -135,6 +136,8 @@ class Block:
 
     def runs_elsewhere(self) -> bool:
         """Whether another test runs it; that test has to exist."""
+        if self.language == "diff":
+            return True
         if self.language == "rust":
             assert f'/{self.page}")' in (harness.ROOT / RUST_PAGES).read_text(), (
                 f"{self}: {RUST_PAGES} does not include the page"
@@ -243,7 +246,7 @@ class Page:
         # The block that is `train.py`, once a command has run it.
         self.script_that_ran: Block | None = None
         self.connect = CONNECT
-        self.blocks = [b for b in BLOCKS[page] if b.language != "text"]
+        self.blocks = [b for b in BLOCKS[page] if b.language not in ("text", "diff")]
         self.to_run = [b for b in self.blocks if b.runs()]
 
     def of(self, *languages: str) -> list[Block]:

@@ -43,6 +43,8 @@ def test_the_version_goes_on_from_the_originals() -> None:
     version = tuple(int(part) for part in horovod.__version__.split("."))
     assert version > (0, 28, 1)
     assert horovod.__version__ == metadata_wheel.version_of_workspace()
+    citation = (harness.ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {horovod.__version__}\n" in citation
 
 
 def test_the_package_page_has_addresses_and_no_relative_link(tmp_path: Path) -> None:
@@ -71,11 +73,13 @@ def test_the_package_page_has_addresses_and_no_relative_link(tmp_path: Path) -> 
 
     links = re.findall(r"\]\(([^)]+)\)", metadata.get_payload())
     assert len(links) > 30
-    files = f"{repository}/blob/main/"
+    of_repository = re.compile(rf"{re.escape(repository)}/(blob|raw)/main/([^#]+)")
     for link in links:
         assert link.startswith("https://"), link
-        path = link.removeprefix(files).partition("#")[0]
-        assert not link.startswith(files) or (harness.ROOT / path).exists(), link
+        found = of_repository.match(link)
+        assert found is None or (harness.ROOT / found[2]).exists(), link
+        # An index shows the file itself as a picture, not the repository's page about it.
+        assert found is None or (found[1] == "raw") == link.endswith(".svg"), link
 
     for wheel in (metadata_wheel.build(tmp_path), sparkdl_wheel.build(tmp_path)):
         with zipfile.ZipFile(wheel) as archive:

@@ -3,7 +3,14 @@
 use std::path::Path;
 
 /// Pages whose back-quoted paths are checked.
-const PAGES: &[&str] = &["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"];
+const PAGES: &[&str] = &[
+    "ARCHITECTURE.md",
+    "CODE_OF_CONDUCT.md",
+    "CONTRIBUTING.md",
+    "GOVERNANCE.md",
+    "README.md",
+    "SECURITY.md",
+];
 const MAP: &str = "ARCHITECTURE.md";
 const MAP_LINES_MAX: usize = 150;
 const MAP_COLUMNS_MAX: usize = 120;

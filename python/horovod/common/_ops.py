@@ -5,11 +5,17 @@ from numbers import Integral
 from typing import Final
 
 Average: Final = 0
+"""The sum over the members, divided by their number."""
 Sum: Final = 1
+"""The sum over the members."""
 Adasum: Final = 2
+"""The adaptive sum: gradients that point the same way are averaged, orthogonal ones are added."""
 Min: Final = 3
+"""The least value of the members, for each element."""
 Max: Final = 4
+"""The greatest value of the members, for each element."""
 Product: Final = 5
+"""The product over the members."""
 
 _BY_NAME: Final = {
     "average": Average,

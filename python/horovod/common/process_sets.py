@@ -119,6 +119,7 @@ class ProcessSet:
 
 
 global_process_set = ProcessSet([])
+"""All ranks of the job."""
 global_process_set.process_set_id = 0
 
 

@@ -218,6 +218,8 @@ def grouped_allreduce(
     tensors
         Tensors of one dtype, and `tf.IndexedSlices`, in any mixture.
 
+    Notes
+    -----
     The other parameters and the errors are those of `allreduce`.
 
     Returns
@@ -280,6 +282,8 @@ def reducescatter(
     op
         `Average` or `Sum`.
 
+    Notes
+    -----
     The other parameters and the errors are those of `allreduce`.
     """
     code = resolve_op(op, None)

@@ -19,6 +19,8 @@ __all__ = ["SyncBatchNormalization"]
 
 if TYPE_CHECKING:
     SyncBatchNormalization: Any
+    """The class that `layer_class` makes of Keras's `BatchNormalization`, with the same arguments: the mean and
+    variance are those of all ranks' batches. Every rank has to run the layer in training."""
 
 
 def __getattr__(name: str) -> Any:

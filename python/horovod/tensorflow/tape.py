@@ -241,6 +241,8 @@ def PartialDistributedGradientTape(
     local_layers
         A built Keras layer or a collection of them. The gradients of their trainable weights are not reduced.
 
+    Notes
+    -----
     The other parameters are those of `DistributedGradientTape`.
 
     Raises

@@ -1,0 +1,96 @@
+"""The site of the documentation: its navigation has every page, and generated pages are up to date."""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import docs_check
+import docs_pictures
+import docs_site
+import harness
+
+DOCS = harness.ROOT / "docs"
+PROJECT = tomllib.loads((harness.ROOT / "zensical.toml").read_text())["project"]
+PAGES_MAX = 25
+# Titles that users look for.
+TITLES = {
+    *("Migrating from Horovod", "Coming from DDP", "Troubleshooting", "Performance tuning"),
+    *("FAQ", "Glossary"),
+}
+
+
+def entries(part: Any) -> dict[str, str]:
+    """The titles of a part of the navigation, with their pages."""
+    found: dict[str, str] = {}
+    for entry in part:
+        for title, content in entry.items():
+            pages = {title: content} if isinstance(content, str) else entries(content)
+            assert not found.keys() & pages.keys(), f"a title is there twice: {sorted(pages)}"
+            found |= pages
+    return found
+
+
+def test_the_navigation_has_every_page_once_and_few_for_users() -> None:
+    pages = list(entries(PROJECT["nav"]).values())
+    expected = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+    assert sorted(pages) == expected
+    assert [next(iter(section)) for section in PROJECT["nav"]] == [
+        "Start",
+        "Guides",
+        "Frameworks",
+        "Clusters",
+        "Reference",
+        "Internals",
+    ]
+    user_pages = entries(PROJECT["nav"][:-1])
+    assert len(user_pages) <= PAGES_MAX
+    assert user_pages.keys() >= TITLES
+
+
+def test_the_page_of_the_command_line_is_up_to_date() -> None:
+    command = [harness.HOROVODRUN, "--help"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    page = docs_site.COMMAND_LINE.read_text()
+    hint = "out of date; run `python build_backend/docs_site.py command-line`"
+    assert page == docs_site.command_line(printed), hint
+    options = [line.split()[0] for line in printed.splitlines() if line.startswith("  -")]
+    assert len(options) > 50
+    assert page.count("\n| `-") == len(options)
+
+
+def test_links_out_of_the_pages_become_addresses(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    (docs / "internals").mkdir(parents=True)
+    (tmp_path / "examples").mkdir()
+    page = docs / "internals" / "a.md"
+    page.write_text("[a](../b.md#c) [b](../../MAP.md#d) [c](../../examples) [d](https://e.org)\n")
+    assert docs_site.staged(page, docs, "https://x.org") == (
+        "[a](../b.md#c) [b](https://x.org/blob/main/MAP.md#d) [c](https://x.org/tree/main/examples) "
+        "[d](https://e.org)\n"
+    )
+
+
+def test_every_module_of_the_reference_is_in_its_sources() -> None:
+    text = (DOCS / "api.md").read_text()
+    modules = [match["module"] for match in docs_site.API.finditer(text)]
+    assert len(modules) > 20
+    for module in modules:
+        path = harness.ROOT / "python" / module.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__init__.py").exists(), module
+
+
+def test_pictures_are_up_to_date() -> None:
+    found = {path.name: path.read_text() for path in docs_pictures.PICTURES.iterdir()}
+    assert found == docs_pictures.pictures(), "run `python build_backend/docs_pictures.py`"
+    steps = docs_pictures.training_steps(docs_pictures.PERFORMANCE.read_text())
+    assert len(steps) == 2
+    assert all(len(values) == 3 for values in steps.values())
+
+
+def test_a_signature_that_the_reference_shows_wrongly_is_found() -> None:
+    assert docs_check.differences("shlex", {"join": ["split_command"], "quote": ["s"]}) == []
+    (wrong,) = docs_check.differences("shlex", {"join": ["words"], "quote": ["s"]})
+    assert wrong == "shlex.join: the reference shows ['words'], Python has ['split_command']"
