@@ -30,7 +30,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 # uv installs in a third of pip's time. pip installs where uv fails: uv does not read pip's configuration.
 PACKAGES = sh -c 'uv pip install --python $(BIN)/python "$$@" || exec $(PIP) --no-compile "$$@"' packages
 
-.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos seeded-faults soak lint fmt bench bench-builds bench-micro bench-tools mpi chart-tools wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
+.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos seeded-faults soak lint fmt bench bench-builds bench-micro bench-tools mpi chart-tools release wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -175,6 +175,10 @@ bench-tools:
 wheel: $(STAMPS)/wheel ## Build the wheel that is published, and the one of the name `horovod-rs`, into dist/.
 	@ls -l dist
 
+release: $(STAMPS)/wheel ## Gather the wheels, the sources, licences, a bill of materials, the chart and checksums in release/.
+	python build_backend/release.py dist release
+	cd release && sha256sum --check --quiet SHA256SUMS && ls -l
+
 wheel-sparkdl: $(STAMPS)/tools ## Build the wheel of the name `sparkdl`, which requires PySpark, into dist/sparkdl/.
 	python build_backend/sparkdl_wheel.py dist/sparkdl
 
@@ -185,7 +189,7 @@ ci: ## Run what CI runs: lint, the first tier, the wheel check, a shard of the s
 	@$(PYTHON) tests/run_parts.py ci
 
 clean: ## Remove what was built; keep .venv.
-	rm -rf target dist wheel-data package-page.md demo-output $(STAMPS)/wheel $(STAMPS)/quick-wheel $(STAMPS)/quick-dist $(STAMPS)/install
+	rm -rf target dist release wheel-data package-page.md THIRD-PARTY-LICENSES.txt demo-output $(STAMPS)/wheel $(STAMPS)/quick-wheel $(STAMPS)/quick-dist $(STAMPS)/install
 
 distclean: clean ## Remove .venv as well.
 	rm -rf $(VENV) .mpi .venv-mxnet .venv-spark35 .venv-tensorflow-oldest $(STAMPS)

@@ -1,4 +1,4 @@
-"""What deploy/ holds: the Helm chart, rendered, and manifests. `make chart-tools` installs helm and the schemas."""
+"""The files of deploy/: the Helm chart, rendered, and manifests. `make chart-tools` installs helm and the schemas."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class Player:
         assert security["readOnlyRootFilesystem"]
         assert not security["allowPrivilegeEscalation"]
         assert security["capabilities"] == {"drop": ["ALL"]}
-        # What the image would have, below folders that the pod shall not share or its user may not enter.
+        # The image would have these, below folders that the pod shall not share or its user may not enter.
         views = dict.fromkeys([sys.prefix, sys.base_prefix, os.fspath(self._app)])
         hosts = "".join(f"{host.address} {name}\n" for name, host in self._names.items())
         lines = ["mount -t tmpfs -o mode=755 pod /mnt", "mkdir /mnt/upper /mnt/work"]
@@ -153,3 +153,35 @@ class Player:
             '--no-new-privs -- "$@"'
         )
         return "\n".join(lines)
+
+
+def of_compose(service: Manifest) -> Manifest:
+    """A pod that has what a service of a compose file asks for."""
+    user, group = map(int, service["user"].split(":"))
+    [secret] = service["secrets"]
+    security = {
+        "runAsNonRoot": user > 0,
+        "runAsUser": user,
+        "runAsGroup": group,
+        "fsGroup": group,
+        "readOnlyRootFilesystem": service["read_only"],
+        "allowPrivilegeEscalation": "no-new-privileges:true" not in service["security_opt"],
+        "capabilities": {"drop": service["cap_drop"]},
+    }
+    mounts = [{"name": at, "mountPath": at} for at in service["tmpfs"]]
+    name = secret["target"]
+    mounts.append({"name": "secret", "mountPath": f"/etc/horovod/{name}", "subPath": name})
+    variables = service["environment"]
+    container = {
+        "command": service["command"],
+        # A folder /run of each container is not played; secrets are mounted as in pods.
+        "env": [
+            {"name": key, "value": text.replace("/run/secrets/", "/etc/horovod/")}
+            for key, text in variables.items()
+        ],
+        "securityContext": {},
+        "volumeMounts": mounts,
+    }
+    volumes: list[Manifest] = [{"name": at, "emptyDir": {}} for at in service["tmpfs"]]
+    volumes.append({"name": "secret", "secret": {"secretName": name, "defaultMode": 0o440}})
+    return {"spec": {"securityContext": security, "containers": [container], "volumes": volumes}}

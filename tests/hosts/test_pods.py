@@ -195,6 +195,21 @@ def test_the_trainjob_trains_under_the_variables_of_its_operator(net, jobs, tmp_
     }
 
 
+def test_the_services_of_the_compose_file_train(net, jobs, tmp_path: Path) -> None:
+    compose = yaml.safe_load((charts.ROOT / "deploy/images/compose.yaml").read_text())
+    player = pods.Player([], jobs, _app(tmp_path, TRAIN), {"launcher": net.hosts[0]})
+    key = {"horovod-key": secrets.token_hex(32)}
+    started = {}
+    for host, (name, service) in zip(net.hosts, compose["services"].items(), strict=True):
+        template = pods.of_compose(service)
+        # The names of the hosts here end with letters.
+        index = int(name[-1]) if name.startswith("worker-") else None
+        started[name] = player.start(template, host, index=index, secret=key)
+    assert len(_trained(started["launcher"], 4)) == 4
+    for name in ("worker-0", "worker-1"):
+        started[name].job.succeed()
+
+
 def test_a_pod_that_is_asked_to_end_ends_its_ranks(net, chart) -> None:
     player, launcher, worker = chart(ELASTIC, workers=2, elastic={"enabled": True})
     begun = player.start(launcher, net.hosts[0])

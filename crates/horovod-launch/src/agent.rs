@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use horovod_doctor::{check_command, check_timeline};
 use horovod_transport::unreached::post::Post;
 
-use crate::dialing::status;
+use crate::dialing::{Failure, status};
 use crate::doctor::agent::Examined;
 use crate::frames::{
     DialedTask, ExitStatus, FrameBuffer, FromAgent, JobSpec, MAGIC, Question, RankSpec, Stop,
@@ -39,21 +39,6 @@ const KILL_GRACE: Duration = Duration::from_secs(2);
 const HANG_UP_LIMIT: Duration = Duration::from_secs(10);
 /// Time between two searches for remaining processes.
 const RECHECK: Duration = Duration::from_millis(50);
-
-/// Why an agent could not work, and its exit status then.
-pub(crate) struct Failure {
-    pub(crate) status: u8,
-    pub(crate) why: String,
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Self {
-        Self {
-            status: 1,
-            why: error.to_string(),
-        }
-    }
-}
 
 /// Runs until the job is over and returns the exit status.
 pub(crate) fn run(words: &[OsString]) -> Result<u8, Failure> {
@@ -100,7 +85,7 @@ fn run_on(stdin: File, stdout: File, task: Option<DialedTask>, python: OsString)
         started: false,
         is_open: false,
         has_failed: false,
-        told: None,
+        exit_status: None,
         single_endings: Vec::new(),
         ending: None,
         leftovers_since: None,
@@ -150,7 +135,7 @@ struct Agent {
     /// A rank of a job of fixed size has failed.
     has_failed: bool,
     /// Exit status once the job is over here: all ranks have ended, or the launcher has said so.
-    told: Option<u8>,
+    exit_status: Option<u8>,
     /// Single ranks that were told to end, and when they are killed.
     single_endings: Vec<(u32, Instant)>,
     ending: Option<Ending>,
@@ -186,7 +171,7 @@ impl Agent {
 
     /// Exit status of an agent that has dialed: its starter may have to start it again.
     fn status(&self) -> u8 {
-        self.told.unwrap_or(status::LOST)
+        self.exit_status.unwrap_or(status::LOST)
     }
 
     fn is_over(&self) -> bool {
@@ -308,7 +293,7 @@ impl Agent {
             ToAgent::Job(job) => self.prepare(job),
             ToAgent::Start => self.start(),
             ToAgent::Stop(how) => {
-                self.told = Some(status::STOPPED);
+                self.exit_status = Some(status::STOPPED);
                 self.stop(how, Instant::now());
             }
             ToAgent::Ping => {}
@@ -323,7 +308,7 @@ impl Agent {
                 self.send(&FromAgent::StoppedState { rank, is_stopped });
             }
             ToAgent::Close => {
-                self.told.get_or_insert(0);
+                self.exit_status.get_or_insert(0);
                 self.is_open = false;
             }
             ToAgent::Cause(text) => {
@@ -589,7 +574,7 @@ impl Agent {
             self.done = true;
             if self.stdin.is_some() {
                 let status = if self.has_failed { status::STOPPED } else { 0 };
-                self.told.get_or_insert(status);
+                self.exit_status.get_or_insert(status);
             }
             self.collect_output();
             self.send(&FromAgent::Done);

@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use horovod_transport::JobKey;
 use horovod_transport::agents::{Connection, Tries, dial};
 
-use crate::agent::Failure;
 use crate::environment;
 use crate::frames::DialedTask;
 use crate::io::{Got, Interest, is_readable, read_some, wait};
@@ -37,6 +36,21 @@ pub(crate) mod status {
 }
 /// Longest text that the parent says.
 const WORDS_BYTES_MAX: u64 = 1 << 20;
+
+/// Why an agent could not work, and its exit status then.
+pub(crate) struct Failure {
+    pub(crate) status: u8,
+    pub(crate) why: String,
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self {
+            status: 1,
+            why: error.to_string(),
+        }
+    }
+}
 
 /// Instructions of the agent's parent process.
 #[derive(Debug)]

@@ -43,7 +43,7 @@ class Wrong(Exception):
     """The arguments or the environment are wrong."""
 
 
-class Worker:
+class JoiningHost:
     """The ranks of this host: an agent for each, started again when its connection is lost."""
 
     def __init__(self, launcher: tuple[str, int], index: int, slots: int, timeout_s: float) -> None:
@@ -201,10 +201,10 @@ def main(words: Sequence[str] | None = None) -> int:
     except Wrong as error:
         _complain(str(error))
         return 2
-    worker = Worker(arguments.launcher, index, arguments.slots, arguments.timeout)
+    host = JoiningHost(arguments.launcher, index, arguments.slots, arguments.timeout)
     # The main process of a pod has no default action for SIGTERM.
-    signal.signal(signal.SIGTERM, lambda *_: worker.end())
-    return worker.run()
+    signal.signal(signal.SIGTERM, lambda *_: host.end())
+    return host.run()
 
 
 if __name__ == "__main__":
