@@ -109,7 +109,7 @@ class Player:
         assigned = [f"{name}={value}" for name, value in environment.items()]
         script = self._script(spec, container, secret)
         known = host.pids()
-        command = host.enter(["sh", "-ec", script, "sh", "env", "-i", *assigned, *words])
+        command = host.enter(["sh", "-ec", script, "sh", *assigned, *words])
         main = next((word for word in words if word.startswith("horovod")), words[0])
         return Pod(host, self._jobs(harness.Job(command)), main.encode(), known)
 
@@ -150,7 +150,7 @@ class Player:
         lines.append(
             f"exec setpriv --reuid {security['runAsUser']} --regid {security['runAsGroup']} "
             f"--groups {security['fsGroup']} --bounding-set=-all --inh-caps=-all --ambient-caps=-all "
-            '--no-new-privs -- "$@"'
+            '--no-new-privs -- env -i HVD_TEST_JOB="$HVD_TEST_JOB" "$@"'
         )
         return "\n".join(lines)
 

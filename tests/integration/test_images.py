@@ -1,12 +1,15 @@
-"""Dockerfile, compose file and conda files of deploy/: linted and against their schemas. No image is built here.
+"""Dockerfile, compose file and conda files of deploy/: linted and against their schemas; an image where buildah is.
 
 tests/hosts/test_pods.py runs the commands of the compose file.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -100,3 +103,80 @@ def test_all_files_name_this_version() -> None:
         if file.is_file():
             for found in re.findall(r"\b0\.\d+\.\d+\b", file.read_text()):
                 assert found == version, file
+
+
+WORK = """
+import os
+import numpy as np
+import horovod.numpy as hvd
+hvd.init()
+total = hvd.allreduce(np.ones(1), op=hvd.Sum)
+os.write(1, f"user {os.getuid()}: sum {total[0]}\\n".encode())
+"""
+
+
+@pytest.mark.thorough(
+    also="tests/integration/test_images.py::test_the_dockerfile_has_no_faults_that_hadolint_knows"
+)
+def test_the_image_is_built_and_trains(tmp_path: Path) -> None:
+    """On a base of Debian, with NumPy as framework. HVD_TEST_BASE names an archive of a root file system to use."""
+    wheels = sorted((charts.ROOT / ".stamps" / "quick-dist").glob("*.whl"))
+    for program in ("buildah", "mmdebstrap"):
+        if not shutil.which(program) or os.geteuid() != 0 or not wheels:
+            pytest.skip(f"NOT RUN: building an image needs root, `make install` and {program}")
+    storage = ["--root", str(tmp_path / "storage"), "--runroot", str(tmp_path / "run")]
+    environment = {**os.environ, "STORAGE_DRIVER": "vfs", "BUILDAH_ISOLATION": "chroot"}
+
+    def run(*words: object) -> str:
+        done = subprocess.run(
+            [str(word) for word in words],
+            env=environment, capture_output=True, text=True, check=False, timeout=charts.LIMIT_S,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.strip()
+
+    def buildah(command: str, *words: object) -> str:
+        return run("buildah", *storage, command, *words)
+
+    base = os.environ.get("HVD_TEST_BASE")
+    if base is None:
+        base = tmp_path / "base.tar"
+        packages = "--include=python3-minimal,python3-pip"
+        run("mmdebstrap", "--quiet", "--variant=minbase", packages, "bookworm", base)
+    context = tmp_path / "context"
+    (context / "dist").mkdir(parents=True)
+    for wheel in wheels:
+        shutil.copy(wheel, context / "dist")
+    try:
+        empty = buildah("from", "scratch")
+        buildah("add", "-q", empty, base, "/")
+        # Debian's pip asks for this; the certificates are this machine's.
+        certificates = "/etc/ssl/certs"
+        for variable in (
+            "PIP_BREAK_SYSTEM_PACKAGES=1",
+            f"PIP_CERT={certificates}/ca-certificates.crt",
+        ):
+            buildah("config", "--env", variable, empty)
+        buildah("commit", "-q", empty, "localhost/base:1")
+        arguments = ("BASE=localhost/base:1", "PACKAGES=numpy", "INDEX=https://pypi.org/simple")
+        options = [word for argument in arguments for word in ("--build-arg", argument)]
+        options += [
+            "--ulimit",
+            "nofile=1024:20000",
+            "--volume",
+            f"{certificates}:{certificates}:ro",
+        ]
+        buildah("bud", *options, "-f", IMAGES / "Dockerfile", "-t", "localhost/horovod:1", context)
+        container = buildah("from", "localhost/horovod:1")
+        # A container of this kind takes the user from the command line.
+        inside = ("run", "--user", "1000:1000", container, "--")
+        printed = buildah(*inside, "horovodrun", "-np", "2", "python3", "-c", WORK)
+        assert printed.count("user 1000: sum 2.0") == 2
+    finally:
+        for command in ("rm", "rmi"):
+            subprocess.run(
+                ["buildah", *storage, command, "--all"],
+                env=environment,
+                capture_output=True,
+                check=False,
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -94,3 +95,14 @@ def test_a_missing_key_is_named_on_both_sides(port: int, tmp_path) -> None:
     with harness.Job(command, env={**nothing, "HOROVOD_JOB_KEY_FILE": str(key)}) as job:
         assert job.wait() == 2
         assert "everybody on this machine may read it (mode 644): chmod 600" in job.stderr
+
+
+def test_a_rank_that_could_not_be_started_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no agent")
+
+    monkeypatch.setattr(join, "start_agent", fail)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    # The test's own process keeps its handler.
+    monkeypatch.setattr(join.signal, "signal", lambda *_: None)
+    assert join.main(["127.0.0.1:1", "--index", "0", "--slots", "2"]) == 1

@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 
 from horovod.runner.agents import LOST, STOPPED, UNREACHED, end_agent, start_agent
+from horovod.runner.launch import find_horovodrun
 
 __all__ = ["main"]
 
@@ -56,6 +57,8 @@ class JoiningHost:
 
     def run(self) -> int:
         """Run until the job is over; return the exit status of this process."""
+        # Here, and not first in several threads at once: the module sysconfig prepares its tables at the first call.
+        find_horovodrun()
         threads = [threading.Thread(target=self._serve, args=(index,)) for index in self._indexes]
         for thread in threads:
             thread.start()
@@ -63,8 +66,8 @@ class JoiningHost:
             thread.join()
         if self._is_ending.is_set():
             return 128 + signal.SIGTERM
-        # All others have the same cause as one that has failed by itself.
-        statuses = set(self._statuses.values())
+        # All others have the same cause as one that has failed by itself. A thread that has raised has no status.
+        statuses = {self._statuses.get(index, 1) for index in self._indexes}
         return next((status for status in (1, STOPPED) if status in statuses), 0)
 
     def end(self) -> None:
