@@ -105,8 +105,8 @@ class JoiningHost:
             # A pod's name begins to resolve with the pod.
             return UNREACHED, f"{host} has no address: {error.strerror or error}"
         addresses = dict.fromkeys(
-            f"[{at[0]}]:{at[1]}" if family == socket.AF_INET6 else f"{at[0]}:{at[1]}"
-            for family, _, _, _, at in found
+            f"[{address}]:{port}" if family == socket.AF_INET6 else f"{address}:{port}"
+            for family, address in ((family, str(at[0])) for family, _, _, _, at in found)
         )
         words = {
             "addresses": ",".join(addresses),
