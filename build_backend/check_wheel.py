@@ -55,6 +55,10 @@ def check_binaries(wheel: Path, folder: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
         launcher = next(x for x in archive.infolist() if x.filename.endswith("/scripts/horovodrun"))
+        licences = [
+            x for x in archive.namelist() if x.endswith("/licenses/THIRD-PARTY-LICENSES.txt")
+        ]
+        expect(len(licences) == 1, "no licences of third parties in the wheel")
         expect(launcher.external_attr >> 16 & 0o111 == 0o111, "horovodrun is not executable")
     floor = re.search(r"manylinux_(\d+)_(\d+)", wheel.name)
     modules = [*folder.glob("horovod/_core*.so"), *folder.glob("*.data/scripts/horovodrun")]

@@ -25,11 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import metadata_wheel
+import third_party
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "wheel-data" / "scripts"
 # The description that pyproject.toml names: README.md, with links that work from a package index.
 PACKAGE_PAGE = ROOT / "package-page.md"
+# The licences of the crates that the binaries contain, which pyproject.toml names as well.
+LICENCES = ROOT / "THIRD-PARTY-LICENSES.txt"
 _RELATIVE_LINK = re.compile(
     r"(?P<picture>!?)\[(?P<text>[^]]*)\]\((?![a-z]+:|#)(?P<target>[^)\s]+)\)"
 )
@@ -45,28 +48,28 @@ Settings = Mapping[str, Any] | None
 
 def build_wheel(directory: str, settings: Settings = None, metadata: str | None = None) -> str:
     """PEP 517: a wheel for this machine, linked by its own linker."""
-    stage_package_page()
+    stage_texts()
     stage_binaries(os.environ.copy(), RELEASE)
     return _maturin().build_wheel(directory, settings, metadata)
 
 
 def build_editable(directory: str, settings: Settings = None, metadata: str | None = None) -> str:
     """PEP 660: as `build_wheel`, with the Python files used in place."""
-    stage_package_page()
+    stage_texts()
     stage_binaries(os.environ.copy(), RELEASE)
     return _maturin().build_editable(directory, settings, metadata)
 
 
 def build_sdist(directory: str, settings: Settings = None) -> str:
     """PEP 517: the sources."""
-    stage_package_page()
+    stage_texts()
     SCRIPTS.mkdir(parents=True, exist_ok=True)
     return _maturin().build_sdist(directory, settings)
 
 
 def prepare_metadata_for_build_wheel(directory: str, settings: Settings = None) -> str:
     """PEP 517: metadata without a build; maturin wants the data folder to exist."""
-    stage_package_page()
+    stage_texts()
     SCRIPTS.mkdir(parents=True, exist_ok=True)
     return _maturin().prepare_metadata_for_build_wheel(directory, settings)
 
@@ -112,7 +115,7 @@ def build_quick_wheel(directory: str) -> None:
 
 
 def _run_maturin(env: dict[str, str], directory: str, *options: str) -> None:
-    stage_package_page()
+    stage_texts()
     command = [sys.executable, "-m", "maturin", "build", "--locked", *options]
     command += ["--out", directory, "--interpreter", sys.executable]
     subprocess.run(command, cwd=ROOT, env=env, check=True)
@@ -135,8 +138,9 @@ def stage_binaries(env: dict[str, str], profile: str, target: str | None = None)
     _replace(built / f"libhorovod_tensorflow.{suffix}", TENSORFLOW_ADAPTER)
 
 
-def stage_package_page() -> None:
-    """Write README.md with the addresses of the repository in place of relative links."""
+def stage_texts() -> None:
+    """Write the licences of third parties, and README.md with the repository's addresses in place of relative links."""
+    LICENCES.write_text(third_party.licences())
     repository = metadata_wheel.read_project()["urls"]["Repository"]
 
     def absolute(link: re.Match[str]) -> str:

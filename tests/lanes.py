@@ -30,7 +30,7 @@ class Lane(enum.Enum):
 QUICK = ("compat", "unit")
 _WAITING = """
 chaos compat hosts seeded_faults unit absent_ranks altered_data bad_input callback_circles
-dialed_agents doctor elastic elastic_launcher elastic_repeated_failures executor failures
+charts dialed_agents doctor elastic elastic_launcher elastic_repeated_failures executor failures images
 gpu_bad_input gpu_doctor gpu_failures gpu_interrupt gpu_other_users gpu_stall gpu_xla_failures
 jax_failures launcher launcher_events liveness loopback mpi mpi_launchers native_wait_signals
 out_of_memory ports ray ray_autoscaler

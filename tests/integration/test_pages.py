@@ -67,7 +67,7 @@ COMMANDS_NOT_RUN = {
     r"^horovodrun python ": (
         "needs the allocation of a batch system; tests/integration/test_schedulers.py makes some"
     ),
-    r"\b(docker|podman|apptainer|kubectl|helm)\b": "needs containers or a cluster",
+    r"\b(docker|podman|apptainer|kubectl|helm|conda)\b": "needs containers, a cluster or conda",
     r"--device cuda\b": "needs GPUs",
     r"^horovodrun --status": "shows jobs that run; tests/integration/test_watching.py starts some",
     r"tests/chaos/": "takes minutes; the parts `chaos` and `soak` of tests/parts.toml run it",

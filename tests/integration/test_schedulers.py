@@ -208,6 +208,46 @@ def test_an_operators_pods_without_local_rank(script, jobs, port) -> None:
     assert printed(job.stdout) == ["rank 0"]
 
 
+def test_processes_of_azure_mls_pytorch_configuration(script, jobs, port) -> None:
+    """Azure ML starts each process, with PyTorch's variables and its own."""
+    env = {
+        "AZUREML_RUN_ID": "run",
+        "AZ_BATCHAI_JOB_MASTER_NODE_IP": "localhost",
+        "WORLD_SIZE": "3",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port - 1),
+        "HOROVOD_JOB_KEY": "ab" * 32,
+    }
+    each = {"RANK": INDEXES, "LOCAL_RANK": INDEXES, "NODE_RANK": ["0", "0", "0"]}
+    check_pods(pods(jobs, script(WORK), env, **each))
+
+
+def test_containers_of_tony_meet_in_a_folder(script, jobs, tmp_path: Path) -> None:
+    """TonY gives its tasks the places and the address of the original's rendezvous, which is not used."""
+    env = {
+        "JOB_NAME": "worker",
+        "TASK_NUM": "3",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "9",
+        "HOROVOD_HOSTNAME": "localhost",
+        "HOROVOD_SIZE": "3",
+        "HOROVOD_LOCAL_SIZE": "3",
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1",
+    }
+    names = ("TASK_INDEX", "HOROVOD_RANK", "HOROVOD_LOCAL_RANK")
+    places = dict.fromkeys(names, INDEXES)
+    folder = {"HOROVOD_RENDEZVOUS_DIR": str(tmp_path)}
+    check_pods(pods(jobs, script(WORK), {**env, **folder}, **places))
+    one = dict.fromkeys(names, "1")
+    job = jobs(harness.Job([sys.executable, script(INIT)], env={**env, **one}))
+    job.fail()
+    for text in ("rank 1 of 3", "HOROVOD_RENDEZVOUS_DIR", "HOROVOD_JOB_KEY"):
+        assert text in job.stderr, job.report()
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

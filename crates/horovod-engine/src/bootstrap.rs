@@ -371,9 +371,9 @@ pub(crate) fn user_key(config: &Config) -> Result<Option<JobKey>, Error> {
     let Some(path) = &config.bootstrap.key_file else {
         return Ok(None);
     };
-    let text = file::read_key(path)
-        .map_err(|why| Error::Init(format!("HOROVOD_JOB_KEY_FILE={}: {why}", path.display())))?;
-    parse_key(text.trim(), "the content of HOROVOD_JOB_KEY_FILE").map(Some)
+    JobKey::from_file(path)
+        .map(Some)
+        .map_err(|why| Error::Init(format!("HOROVOD_JOB_KEY_FILE={}: {why}", path.display())))
 }
 
 /// Reads the key; the error does not repeat it.

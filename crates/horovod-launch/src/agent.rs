@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use horovod_doctor::{check_command, check_timeline};
 use horovod_transport::unreached::post::Post;
 
+use crate::dialing::{Failure, status};
 use crate::doctor::agent::Examined;
 use crate::frames::{
     DialedTask, ExitStatus, FrameBuffer, FromAgent, JobSpec, MAGIC, Question, RankSpec, Stop,
@@ -39,8 +40,8 @@ const HANG_UP_LIMIT: Duration = Duration::from_secs(10);
 /// Time between two searches for remaining processes.
 const RECHECK: Duration = Duration::from_millis(50);
 
-/// Runs until the job is over; the error says why the agent could not work at all.
-pub(crate) fn run(words: &[OsString]) -> io::Result<()> {
+/// Runs until the job is over and returns the exit status.
+pub(crate) fn run(words: &[OsString]) -> Result<u8, Failure> {
     let dialed = match words {
         [option] if option == dialing::OPTION => Some(dialing::start()?),
         [option] if option == dialing::STARTED_BY_MPI => Some(dialing::start_from_mpi()?),
@@ -55,18 +56,20 @@ pub(crate) fn run(words: &[OsString]) -> io::Result<()> {
                 dialed.await_hang_up()?;
             }
             dialed.connection.close(HANG_UP_LIMIT);
-            result
+            let status = result?;
+            Ok(if dialed.is_of_mpi { 0 } else { status })
         }
         None => {
             // Duplicates without a buffer or lock of the standard library in between.
             let stdin = File::from(io::stdin().as_fd().try_clone_to_owned()?);
             let stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
-            run_on(stdin, stdout, None, OsString::new())
+            run_on(stdin, stdout, None, OsString::new())?;
+            Ok(0)
         }
     }
 }
 
-fn run_on(stdin: File, stdout: File, task: Option<DialedTask>, python: OsString) -> io::Result<()> {
+fn run_on(stdin: File, stdout: File, task: Option<DialedTask>, python: OsString) -> io::Result<u8> {
     crate::platform::adopt_orphans();
     let signals = Signals::watch()?;
     set_nonblocking(&stdin)?;
@@ -81,6 +84,8 @@ fn run_on(stdin: File, stdout: File, task: Option<DialedTask>, python: OsString)
         ranks: Ranks::default(),
         started: false,
         is_open: false,
+        has_failed: false,
+        exit_status: None,
         single_endings: Vec::new(),
         ending: None,
         leftovers_since: None,
@@ -101,10 +106,11 @@ fn run_on(stdin: File, stdout: File, task: Option<DialedTask>, python: OsString)
     while !agent.is_over() {
         agent.step()?;
         if !agent.questions.is_empty() {
-            return agent.examine();
+            agent.examine()?;
+            return Ok(0);
         }
     }
-    Ok(())
+    Ok(agent.status())
 }
 
 /// How far the end of the ranks has come, and when it gets harder.
@@ -126,6 +132,10 @@ struct Agent {
     started: bool,
     /// Ranks may still come.
     is_open: bool,
+    /// A rank of a job of fixed size has failed.
+    has_failed: bool,
+    /// Exit status once the job is over here: all ranks have ended, or the launcher has said so.
+    exit_status: Option<u8>,
     /// Single ranks that were told to end, and when they are killed.
     single_endings: Vec<(u32, Instant)>,
     ending: Option<Ending>,
@@ -157,6 +167,11 @@ impl Agent {
         if self.stdin.is_some() {
             message.encode(self.outbox.buffer());
         }
+    }
+
+    /// Exit status of an agent that has dialed: its starter may have to start it again.
+    fn status(&self) -> u8 {
+        self.exit_status.unwrap_or(status::LOST)
     }
 
     fn is_over(&self) -> bool {
@@ -277,7 +292,10 @@ impl Agent {
         match message {
             ToAgent::Job(job) => self.prepare(job),
             ToAgent::Start => self.start(),
-            ToAgent::Stop(how) => self.stop(how, Instant::now()),
+            ToAgent::Stop(how) => {
+                self.exit_status = Some(status::STOPPED);
+                self.stop(how, Instant::now());
+            }
             ToAgent::Ping => {}
             ToAgent::Spawn(spec) => self.spawn(spec),
             ToAgent::End(rank) => {
@@ -289,7 +307,10 @@ impl Agent {
                 let is_stopped = self.ranks.is_stopped(rank, pid);
                 self.send(&FromAgent::StoppedState { rank, is_stopped });
             }
-            ToAgent::Close => self.is_open = false,
+            ToAgent::Close => {
+                self.exit_status.get_or_insert(0);
+                self.is_open = false;
+            }
             ToAgent::Cause(text) => {
                 if let Some(post) = &mut self.post {
                     post.answer(&text);
@@ -511,6 +532,8 @@ impl Agent {
             for (stream, bytes) in last {
                 self.carry(rank, stream, bytes);
             }
+            // A failed rank of an elastic job may be replaced.
+            self.has_failed |= !self.is_open && status != ExitStatus::Code(0);
             self.send(&FromAgent::Exited { rank, status });
             self.single_endings.retain(|(known, _)| *known != rank);
             if self.is_open {
@@ -549,6 +572,10 @@ impl Agent {
             .is_some_and(|e| e.how == Stop::Kill && now >= e.harder_at);
         if gave_up || !self.ranks.has_leftovers() {
             self.done = true;
+            if self.stdin.is_some() {
+                let status = if self.has_failed { status::STOPPED } else { 0 };
+                self.exit_status.get_or_insert(status);
+            }
             self.collect_output();
             self.send(&FromAgent::Done);
             return;

@@ -64,6 +64,8 @@ pub struct Options {
     pub config_file: Option<PathBuf>,
     /// Agents dial the launcher.
     pub dialed: bool,
+    /// Port on which the launcher waits for them; `None`: any.
+    pub agents_port: Option<u16>,
     /// Whether MPI's launcher starts the ranks.
     pub mpi: MpiOptions,
     /// The allocation of the batch system's job around this process, when the command line names no hosts.

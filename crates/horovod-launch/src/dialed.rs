@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use horovod_settings as settings;
-use horovod_transport::JobKey;
 use horovod_transport::agents::Server;
+use horovod_transport::{JobKey, Ports};
 
 use crate::args::Options;
 use crate::events::Event;
@@ -28,6 +28,12 @@ const NAMED_MAX: usize = 10;
 
 /// Listens for agents.
 pub(crate) fn listen(options: &Options) -> Result<Server, LaunchError> {
+    if let Some(port) = options.agents_port {
+        let key = environment::user_key();
+        let key = key.map_err(|why| LaunchError::Wrong(format!("--agents-port: {why}")))?;
+        let reach = Reach::of(false);
+        return listen_at(reach, &options.network_interfaces, Ports::One(port), key);
+    }
     let key = environment::agents_key().and_then(|hex| JobKey::from_hex(&hex));
     let key = key.ok_or_else(|| {
         LaunchError::Wrong(
@@ -45,10 +51,19 @@ pub(crate) fn listen_on(
     interfaces: &[String],
     key: JobKey,
 ) -> Result<Server, LaunchError> {
+    let ports = environment::ports().map_err(|error| LaunchError::Wrong(error.to_string()))?;
+    listen_at(reach, interfaces, ports, key)
+}
+
+fn listen_at(
+    reach: Reach,
+    interfaces: &[String],
+    ports: Ports,
+    key: JobKey,
+) -> Result<Server, LaunchError> {
     let bind = reach.addresses(interfaces)?;
     let heartbeat = environment::heartbeat_s();
     let silence_max = heartbeat.map(|s| Duration::from_secs(s.into()).max(SILENCE_MIN));
-    let ports = environment::ports().map_err(|error| LaunchError::Wrong(error.to_string()))?;
     Server::start(&bind, ports, key, silence_max).map_err(|error| LaunchError::Cannot {
         what: "agents would have nowhere to dial".to_owned(),
         error,
@@ -367,7 +382,7 @@ fn shortage(expected: &Expected<'_>, tasks: &BTreeMap<u32, DialedTask>) -> Strin
     match &expected.started {
         None => format!(
             "{come} of {size} tasks have come within {seconds} s, missing: task{plural} {names}; are there too few \
-             free slots? Give them more time with start_timeout, or ask for fewer with num_proc"
+             free slots? Give them more time with start_timeout (--start-timeout), or ask for fewer with num_proc (-np)"
         ),
         Some(started) => format!(
             "{come} of {size} ranks have come within {seconds} s (see --start-timeout), missing: rank{plural} \

@@ -9,7 +9,7 @@ use std::io::{self, BufRead, BufReader};
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use horovod_transport::JobKey;
 use horovod_transport::agents::{Connection, Tries, dial};
@@ -25,8 +25,32 @@ pub(crate) const OPTION: &str = "--dial";
 pub(crate) const STARTED_BY_MPI: &str = "--dial-from-mpi";
 /// How long such an agent tries to reach the launcher.
 const DIAL_LIMIT: Duration = Duration::from_secs(30);
+/// Exit statuses of an agent that has dialed, besides 0 (the job is over, or needs this agent no more) and 1.
+pub(crate) mod status {
+    /// The launcher has ended the job otherwise than well.
+    pub(crate) const STOPPED: u8 = 3;
+    /// The connection has ended before the launcher said so.
+    pub(crate) const LOST: u8 = 4;
+    /// Nobody answered; a later attempt may succeed.
+    pub(crate) const UNREACHED: u8 = 5;
+}
 /// Longest text that the parent says.
 const WORDS_BYTES_MAX: u64 = 1 << 20;
+
+/// Why an agent could not work, and its exit status then.
+pub(crate) struct Failure {
+    pub(crate) status: u8,
+    pub(crate) why: String,
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self {
+            status: 1,
+            why: error.to_string(),
+        }
+    }
+}
 
 /// Instructions of the agent's parent process.
 #[derive(Debug)]
@@ -65,7 +89,11 @@ impl Instructions {
         };
         Ok(Self {
             addresses: parse_addresses(&text("addresses")?)?,
-            key: JobKey::from_hex(&text("key")?).ok_or("the key is not 64 hex digits")?,
+            key: match text("key")?.as_str() {
+                // Its parent leaves the user's key to it.
+                "" => environment::user_key()?,
+                digits => JobKey::from_hex(digits).ok_or("the key is not 64 hex digits")?,
+            },
             index: number("index", text("index")?)?,
             attempt: number("attempt", text("attempt")?)?,
             host: text("host")?,
@@ -132,20 +160,21 @@ pub(crate) struct Dialed {
 }
 
 /// Does what standard input says.
-pub(crate) fn start() -> io::Result<Dialed> {
+pub(crate) fn start() -> Result<Dialed, Failure> {
     let stdin = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let instructions = Instructions::read(&stdin).map_err(io::Error::other)?;
     start_as(instructions, Some(stdin))
 }
 
 /// Does what the environment of a process of MPI's launcher says.
-pub(crate) fn start_from_mpi() -> io::Result<Dialed> {
+pub(crate) fn start_from_mpi() -> Result<Dialed, Failure> {
     // Its standard input ends whenever that launcher likes.
     start_as(Instructions::of_mpi().map_err(io::Error::other)?, None)
 }
 
-fn start_as(instructions: Instructions, stdin: Option<File>) -> io::Result<Dialed> {
+fn start_as(instructions: Instructions, stdin: Option<File>) -> Result<Dialed, Failure> {
     let is_of_mpi = stdin.is_none();
+    let begun = Instant::now();
     let parent = platform::watch_parent(instructions.parent);
     let connection = dial(
         &instructions.addresses,
@@ -156,7 +185,14 @@ fn start_as(instructions: Instructions, stdin: Option<File>) -> io::Result<Diale
     )
     .map_err(|tried| {
         let index = instructions.index;
-        io::Error::other(format!("task {index} cannot reach the launcher: {tried}"))
+        Failure {
+            // Another key, for example, stays another key.
+            status: match begun.elapsed() >= instructions.timeout {
+                true => status::UNREACHED,
+                false => 1,
+            },
+            why: format!("task {index} cannot reach the launcher: {tried}"),
+        }
     })?;
     let stream = connection.stream.try_clone()?;
     std::thread::Builder::new()

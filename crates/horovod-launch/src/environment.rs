@@ -4,12 +4,13 @@ mod mpi;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use horovod_settings::{
     self as settings, Declaration, Environment, Number, ProcessEnvironment, Whole,
 };
 
-use horovod_transport::Ports;
+use horovod_transport::{JobKey, Ports};
 
 use self::mpi::AGENTS_ADDRESSES;
 pub(crate) use self::mpi::{
@@ -144,6 +145,23 @@ pub(crate) fn parent_watch() -> Option<u32> {
 )]
 pub(crate) fn agents_key() -> Option<String> {
     std::env::var(AGENTS_KEY).ok()
+}
+
+/// The key of agents on other hosts, that the user has made; the error never repeats it.
+pub(crate) fn user_key() -> Result<JobKey, String> {
+    let text = |name| settings::text_of(&ProcessEnvironment, name);
+    let (key, file) = (settings::JOB_KEY.name, settings::JOB_KEY_FILE.name);
+    if let Some(digits) = text(key) {
+        return JobKey::from_hex(digits.trim())
+            .ok_or_else(|| format!("{key} is not 64 hex digits (`openssl rand -hex 32`)"));
+    }
+    let path = text(file).ok_or_else(|| {
+        format!(
+            "neither {file} nor {key} is set: set {file} to a file with 64 hex digits (`openssl rand -hex 32`), the \
+             same on all hosts"
+        )
+    })?;
+    JobKey::from_file(Path::new(&path)).map_err(|why| format!("{file}={path}: {why}"))
 }
 
 /// See [`crate::dialed`].

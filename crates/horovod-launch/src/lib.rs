@@ -75,7 +75,12 @@ const WRONG_CALL: u8 = 2;
 /// Runs `horovodrun` with these words after the program's name; the exit code.
 pub fn run(words: &[OsString]) -> u8 {
     match words.first().and_then(|word| word.to_str()) {
-        Some(agent::SUBCOMMAND) => return finish(agent::run(&words[1..]).map(|()| 0)),
+        Some(agent::SUBCOMMAND) => {
+            return agent::run(&words[1..]).unwrap_or_else(|failure| {
+                complain(&failure.why);
+                failure.status
+            });
+        }
         Some(rank_exec::SUBCOMMAND) => {
             let (why, code) = rank_exec::run(&words[1..]);
             complain(&why);

@@ -1,6 +1,13 @@
 //! The secret that all processes of one job share.
 
 use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// Longest file with a key that is read.
+const FILE_BYTES_MAX: u64 = 4096;
 
 /// The job's 256-bit key: whoever holds it is part of the job.
 ///
@@ -27,6 +34,25 @@ impl JobKey {
             *byte = u8::try_from(high * 16 + low).ok()?;
         }
         Some(Self(bytes))
+    }
+
+    /// Reads the digits from a file that the user keeps, and that other users of the machine cannot read. The error does
+    /// not repeat the content.
+    pub fn from_file(path: &Path) -> Result<Self, String> {
+        // Kubernetes mounts secrets as links, so links are followed here.
+        let file = File::open(path).map_err(|e| e.to_string())?;
+        let found = file.metadata().map_err(|e| e.to_string())?;
+        if found.mode() & 0o007 != 0 {
+            return Err(format!(
+                "everybody on this machine may read it (mode {:o}): chmod 600 (a Kubernetes secret: defaultMode 0440)",
+                found.mode() & 0o7777
+            ));
+        }
+        let mut text = String::new();
+        let mut start = file.take(FILE_BYTES_MAX);
+        start.read_to_string(&mut text).map_err(|e| e.to_string())?;
+        Self::from_hex(text.trim())
+            .ok_or_else(|| "its content is not 64 hex digits (`openssl rand -hex 32`)".to_owned())
     }
 
     /// The 64 digits that [`Self::from_hex`] reads, for a child's environment.
@@ -56,7 +82,32 @@ impl fmt::Debug for JobKey {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::JobKey;
+
+    #[test]
+    fn a_key_file_that_everybody_may_read_is_refused() {
+        let name = format!("horovod-key-test-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let with_mode = |text: &str, mode| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            let read = JobKey::from_file(&path);
+            std::fs::remove_file(&path).unwrap();
+            read
+        };
+        let text = format!("{}\n", "ab".repeat(32));
+        assert!(with_mode(&text, 0o644).unwrap_err().contains("chmod 600"));
+        assert_eq!(with_mode(&text, 0o440).unwrap().to_hex(), text.trim());
+        let why = with_mode("secret", 0o600).unwrap_err();
+        assert!(why.starts_with("its content is not 64 hex digits"), "{why}");
+        assert!(
+            JobKey::from_file(&path)
+                .unwrap_err()
+                .contains("No such file")
+        );
+    }
 
     #[test]
     fn survives_the_way_through_hex() {

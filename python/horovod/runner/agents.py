@@ -32,6 +32,9 @@ _KEY = "HOROVODRUN_AGENTS_KEY"
 _PYTHON = "HOROVODRUN_AGENTS_PYTHON"
 _HOST = "HOROVODRUN_AGENTS_HOST"
 _ON_TOP = "HOROVODRUN_SET_"
+# Exit statuses of an agent, besides 0 and 1: the launcher has ended the job otherwise than well; the connection has
+# ended before the launcher said so; no launcher has answered in time.
+STOPPED, LOST, UNREACHED = 3, 4, 5
 # Seconds that an agent tries to reach the launcher.
 _DIAL_LIMIT_S = 30
 # Seconds to wait for an agent to end. An agent that has lost its parent ends its ranks: SIGTERM, after 30 s SIGKILL.
@@ -125,33 +128,51 @@ def serve_and_explain(
         "timeout": timeout,
         "elastic": int(invitation.is_elastic),
     }
-    text = "".join(f"{name}={value}\n" for name, value in words.items())
+    agent = start_agent(words, env={**os.environ, **(environment or {})}, cwd=cwd)
+    last_line = _LastLine(agent)
+    try:
+        status = agent.wait()
+        # The launcher reports these two itself.
+        return (0 if status in (STOPPED, LOST) else status), last_line.last()
+    finally:
+        end_agent(agent)
+
+
+def start_agent(
+    words: Mapping[str, object],
+    *,
+    env: Mapping[str, str],
+    cwd: str | os.PathLike[str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start an agent that dials its launcher as these words say; its standard error is a pipe."""
     agent = subprocess.Popen(
         [find_horovodrun(), "__agent", "--dial"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env={**os.environ, **(environment or {})},
+        env=env,
         cwd=cwd,
         start_new_session=True,
     )
     assert agent.stdin is not None
-    last_line = _LastLine(agent)
+    text = "".join(f"{name}={value}\n" for name, value in words.items())
+    # An agent that ends before it has read this prints the cause to its standard error.
+    with contextlib.suppress(BrokenPipeError):
+        agent.stdin.write(text.encode() + b"\n")
+        agent.stdin.flush()
+    return agent
+
+
+def end_agent(agent: subprocess.Popen[bytes]) -> None:
+    """End an agent and its ranks, if it still runs."""
+    assert agent.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        agent.stdin.close()
     try:
-        # An agent that ends before it has read this prints the cause to its standard error.
-        with contextlib.suppress(BrokenPipeError):
-            agent.stdin.write(text.encode() + b"\n")
-            agent.stdin.flush()
-        status = agent.wait()
-        return status, last_line.last()
-    finally:
-        with contextlib.suppress(BrokenPipeError):
-            agent.stdin.close()
-        try:
-            agent.wait(_END_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            agent.kill()
-            agent.wait()
+        agent.wait(_END_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        agent.kill()
+        agent.wait()
 
 
 class _LastLine:

@@ -127,20 +127,6 @@ pub(super) fn parse(text: &str) -> Option<(Vec<SocketAddr>, JobKey)> {
     (!addresses.is_empty()).then_some((addresses, key))
 }
 
-/// A key that the user keeps in a file; not one that everybody on the machine can read.
-pub(super) fn read_key(path: &Path) -> Result<String, String> {
-    // Kubernetes mounts secrets as links, so links are followed here.
-    let file = File::open(path).map_err(|e| e.to_string())?;
-    let found = file.metadata().map_err(|e| e.to_string())?;
-    if found.mode() & 0o007 != 0 {
-        return Err(format!(
-            "everybody on this machine may read it (mode {:o}): chmod 600 (a Kubernetes secret: defaultMode 0440)",
-            found.mode() & 0o7777
-        ));
-    }
-    limited(file).map_err(|e| e.to_string())
-}
-
 /// It has served its purpose; a file that is gone is as good.
 pub(super) fn remove(path: &Path) {
     let _ = std::fs::remove_file(path);
@@ -250,17 +236,6 @@ mod tests {
         let (addresses, key) = place();
         let error = write(&folder.0.join("rendezvous"), true, &addresses, &key).unwrap_err();
         assert!(error.contains("mode 700"), "{error}");
-    }
-
-    #[test]
-    fn a_key_that_everybody_may_read_is_refused() {
-        let folder = Folder::new();
-        let path = folder.0.join("key");
-        std::fs::write(&path, "ab").unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
-        assert!(read_key(&path).unwrap_err().contains("chmod 600"));
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o440)).unwrap();
-        assert_eq!(read_key(&path).unwrap(), "ab");
     }
 
     #[cfg(target_os = "linux")]

@@ -509,3 +509,17 @@ fn no_option_sets_a_setting_past_the_table() {
         }
     }
 }
+
+#[test]
+fn agents_that_join_need_a_port_and_no_hosts() {
+    let options = run("-np 4 --agents-port 29500 python train.py").expect("good");
+    assert_eq!((options.agents_port, options.dialed), (Some(29500), true));
+    fails(
+        "-np 2 --agents-port 0 x",
+        "argument --agents-port: must be a port from 1 to 65535, got 0",
+    );
+    fails(
+        "-np 2 -H a:2 --agents-port 29500 x",
+        "argument --agents-port: not allowed with argument -H/--hosts",
+    );
+}

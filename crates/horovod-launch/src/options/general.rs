@@ -154,15 +154,20 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
     .hide(),
     option(
         HOSTS,
+        &["--agents-port"],
+        Action::Value("PORT", |o, v| {
+            o.agents_port = Some(port(v)?);
+            o.dialed = true;
+            Ok(())
+        }),
+        "wait on this port for `python -m horovod.runner.join` on other hosts or in pods (key: HOROVOD_JOB_KEY_FILE)",
+    )
+    .only("hosts"),
+    option(
+        HOSTS,
         &["-p", "--ssh-port"],
         Action::Value("PORT", |o, v| {
-            let port = u16::try_from(whole(v)?).ok().filter(|port| *port > 0);
-            o.ssh_port = Some(port.ok_or_else(|| {
-                format!(
-                    "must be a port from 1 to 65535, got {}",
-                    v.to_string_lossy()
-                )
-            })?);
+            o.ssh_port = Some(port(v)?);
             Ok(())
         }),
         "ssh port of all hosts",
@@ -275,6 +280,12 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
         "put the local time before each line",
     ),
 ];
+
+fn port(value: &OsStr) -> Result<u16, Wrong> {
+    let port = u16::try_from(whole(value)?).ok().filter(|port| *port > 0);
+    let given = value.to_string_lossy();
+    port.ok_or_else(|| format!("must be a port from 1 to 65535, got {given}").into())
+}
 
 fn interfaces(options: &mut Options, value: &OsStr) -> Result<(), Wrong> {
     for name in without_last_comma(text(value)?).split(',').map(str::trim) {
