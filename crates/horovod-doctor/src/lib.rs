@@ -25,7 +25,7 @@ const LIST_MAX: usize = 1 << 16;
 pub use chart::{Chart, JobPlan, Patient};
 pub use check_build::{BuildReport, check_build};
 pub use examiner::Examiner;
-pub use gather::{Place, Variables, output_of};
+pub use gather::{AgentEnvironment, Variables, output_of};
 pub use json::Json;
 pub use preflight::{Missing, check_command, check_timeline};
 pub use render::{Form, Report};

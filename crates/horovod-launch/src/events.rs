@@ -52,14 +52,14 @@ pub(crate) enum Event {
 pub(crate) struct End {
     /// The launcher's exit status.
     pub(crate) status: u8,
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: JobOutcome,
     /// The launcher's report on the end; empty after success.
     pub(crate) report: String,
 }
 
 /// In one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum JobOutcome {
     Success,
     /// The call was wrong; nothing was started.
     Usage,
@@ -136,7 +136,7 @@ fn status_of(cause: &Cause) -> Option<(&'static str, Json)> {
     })
 }
 
-impl Outcome {
+impl JobOutcome {
     fn name(self) -> &'static str {
         match self {
             Self::Success => "success",
@@ -232,7 +232,7 @@ mod tests {
         check(
             &Event::End(End {
                 status: 137,
-                outcome: Outcome::Failure,
+                outcome: JobOutcome::Failure,
                 report: "rank 1\n    last".to_owned(),
             }),
             r#"{"event": "end", "status": 137, "outcome": "failure", "report": "rank 1\u000a    last"}"#,
@@ -242,12 +242,12 @@ mod tests {
     #[test]
     fn outcomes_have_names_of_their_own() {
         let all = [
-            Outcome::Success,
-            Outcome::Usage,
-            Outcome::Failure,
-            Outcome::Interrupted,
+            JobOutcome::Success,
+            JobOutcome::Usage,
+            JobOutcome::Failure,
+            JobOutcome::Interrupted,
         ];
-        let names = all.map(Outcome::name);
+        let names = all.map(JobOutcome::name);
         assert_eq!(names, ["success", "usage", "failure", "interrupted"]);
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::figures::{ByKind, Figure, HOST_FIGURES, HostFigures, RANK_FIGURES, Report, Unit};
 use crate::hang::Hang;
 use crate::json::Json;
-use crate::kinds::{Kind, Link};
+use crate::kinds::{Link, OperationKind};
 
 /// One rank.
 #[derive(Clone, Debug)]
@@ -135,7 +135,7 @@ fn figures_json<T>(json: &mut Json, table: &[Figure<T>], of: &T) {
 /// Only what is not zero.
 fn by_kind_json(json: &mut Json, table: &ByKind) {
     json.object(|json| {
-        for kind in Kind::ALL {
+        for kind in OperationKind::ALL {
             let row = &table[kind as usize];
             if row.iter().all(|n| *n == 0) {
                 continue;
