@@ -10,7 +10,6 @@ mod figures;
 mod hang;
 mod host;
 mod http;
-mod json;
 mod kinds;
 mod latest_reports;
 mod openmetrics;

@@ -98,7 +98,7 @@ mod tests {
                 training_state: 1,
             },
         );
-        assert_eq!(stopped(&mut driver), []);
+        assert_eq!(stopped(&mut driver), [0; 0]);
         assert_eq!(driver.next_deadline(), Some(at(13)));
         driver.handle_timeout(at(13));
         assert_eq!(stopped(&mut driver), [1]);
@@ -125,7 +125,7 @@ mod tests {
         );
         driver.handle(at(13), Event::Silent { worker: 0, by: 2 });
         driver.handle_timeout(at(60));
-        assert_eq!(stopped(&mut driver), []);
+        assert_eq!(stopped(&mut driver), [0; 0]);
     }
 
     #[test]
@@ -134,7 +134,7 @@ mod tests {
         driver.handle(at(10), Event::Silent { worker: 1, by: 0 });
         driver.handle(at(11), Event::Silent { worker: 0, by: 2 });
         driver.handle_timeout(at(20));
-        assert_eq!(stopped(&mut driver), []);
+        assert_eq!(stopped(&mut driver), [0; 0]);
         assert_eq!(driver.next_deadline(), Some(at(21)));
         driver.handle(
             at(30),

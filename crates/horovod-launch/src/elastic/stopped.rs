@@ -171,9 +171,9 @@ mod tests {
         for minute in 0..5 {
             let begin = 1000 + 60 * minute;
             let (ended, _) = pass(&mut driver, begin..begin + 30, |worker| worker == 1);
-            assert_eq!(ended, []);
+            assert_eq!(ended, [0; 0]);
             let (ended, checks) = pass(&mut driver, begin + 30..begin + 60, |_| false);
-            assert_eq!(ended, []);
+            assert_eq!(ended, [0; 0]);
             assert!(checks > 0);
         }
     }
@@ -190,7 +190,7 @@ mod tests {
             },
         );
         let (ended, _) = pass(&mut driver, 1000..1300, |worker| worker > 0);
-        assert_eq!(ended, []);
+        assert_eq!(ended, [0; 0]);
         join(&mut driver, at(1300), 2);
         let (ended, _) = pass(&mut driver, 1300..1400, |worker| worker == 1);
         assert_eq!(ended, [1]);
