@@ -137,8 +137,9 @@ class PlainTensors:
     ) -> int | None:
         """As `enqueue`, an ALLREDUCE of one tensor in place.
 
-        None if it is not dense memory (of the host in any order of strides, of a GPU row by row), of one of the types
-        and of a dtype that the operation works with, or if the framework lacks the interface; nothing was queued then.
+        None, and nothing was queued, if the core cannot read the tensor. It reads dense memory: of the host in any
+        order of strides, of a GPU row by row. The type must be one of `types`, the operation must work with the dtype,
+        and the framework must have the interface.
         """
 
     def broadcast(
@@ -151,9 +152,7 @@ class PlainTensors:
         tensors: tuple[Any, ...],
         prefix: str,
         name: str | None,
-        op: int,
-        prescale: float,
-        postscale: float,
+        reduction: tuple[int, float, float],
         process_set: int | None,
     ) -> int | None:
         """As `enqueue` of one grouped ALLREDUCE in place; `wait` will return `tensors`.
@@ -182,9 +181,7 @@ class PlainTensors:
         tensors: list[Any],
         prefix: str,
         names: list[str],
-        op: int,
-        prescale: float,
-        postscale: float,
+        reduction: tuple[int, float, float],
         process_set: int | None,
     ) -> list[int]:
         """As `allreduce` of each tensor, of which the other ranks hear at once; the handles.
@@ -463,33 +460,27 @@ def scattered_rows(process_set: int | None, rows: int) -> int | None:
 def process_set_ids() -> list[int]: ...
 def dynamic_process_sets() -> bool: ...
 def enqueue(
-    kind: int,
-    prefix: str,
-    name: str | None,
+    key: tuple[str, str | None, int | None],
+    operation: tuple[int, int, float, float, int, Sequence[int] | None],
     tensors: Sequence[tuple[int, int, int, Sequence[int], Any]],
-    op: int,
-    prescale: float,
-    postscale: float,
-    root: int,
-    splits: Sequence[int] | None,
-    process_set: int | None,  # None, a set that is not registered: ValueError
-    grouped: bool,
     finish: Callable[[Any], Any] | None = None,
-    gpu: tuple[Streams, int] | None = None,
-    allocators: Sequence[Callable[[tuple[int, ...]], tuple[int, Any]]] | None = None,
+    gpu: tuple[Streams, int, Sequence[Callable[[tuple[int, ...]], tuple[int, Any]]] | None]
+    | None = None,
 ) -> int:
     """Queue one operation (a group is one operation with several tensors) and return its handle, from 1.
 
-    The key is `<prefix>.<name>`; without a name `<prefix>.noname.<n>`, n counted per process set and prefix
-    by calls that succeed. Each tensor is: input pointer, output pointer, dtype code, shape, and an owner that is
-    kept alive until completion. Contiguous memory of the host, or of the GPU of that number; both pointers may be equal
-    (in place). ALLREDUCE and BROADCAST need an output pointer; for ALLGATHER, ALLTOALL and REDUCESCATTER it is 0 and
-    the core allocates; but for a REDUCESCATTER on a GPU without `allocators` it is that of memory for `scattered_rows`.
-    `root` is a global rank, -1 where there is none. `splits` are rows per member of an alltoall, None for even.
-    `wait` returns what `finish` makes of the outputs, and the outputs themselves without it.
+    `key` is prefix, name and process set; a set that is not registered, None, is a ValueError. The operation's name
+    is `<prefix>.<name>`; without a name `<prefix>.noname.<n>`, n counted per process set and prefix by calls that
+    succeed. `operation` is: kind, operator, factors before and after, root (a rank of the job, -1 where there is none),
+    and splits (rows per member of an alltoall, None for even). Each tensor is: input pointer, output pointer, dtype
+    code, shape, and an owner that is kept alive until completion. The memory is contiguous, of the host or of the GPU;
+    both pointers may be equal (in place). ALLREDUCE and BROADCAST need an output pointer. For ALLGATHER, ALLTOALL and
+    REDUCESCATTER it is 0 and the core allocates; but for a REDUCESCATTER on a GPU without allocators it is that of
+    memory for `scattered_rows`. `gpu` is: the source of its streams, its number, and allocators. `wait` returns the
+    value of `finish` for the outputs, and the outputs themselves without it.
 
     On a GPU the operands are ready when what is on the current stream now has run. Outputs of which the size is known
-    late come from `allocators`, one for each tensor: given a shape, an address and what keeps the memory alive. They
+    late come from the allocators, one for each tensor: given a shape, an address and what keeps the memory alive. They
     are called in a thread of the core's; what they run must be on the stream that is current now.
 
     Local mistakes raise ValueError, of which DuplicateNameError is one, and queue nothing. Not initialised, shut down
@@ -509,9 +500,9 @@ def wait(handle: int) -> Any:
     """Wait, clear the handle and return its result; Ctrl-C works. None for a handle that has given it already.
 
     The result is the tensor itself where `PlainTensors` queued it: RuntimeError `MOVED` if its memory is elsewhere
-    now. For `enqueue` it is what `finish` returns for the outputs, or without one these: one entry per tensor, None
-    where the caller gave the output, else the memory and its shape; None instead of a list of nothing but that. For
-    an alltoall a pair of that list and the received splits. On a GPU the memory is what an allocator has returned to
+    now. For `enqueue` it is the value of `finish` for the outputs, or without `finish` the outputs: one entry per
+    tensor, None where the caller gave the output, else the memory and its shape. A list of only None is None. For an
+    alltoall it is a pair of that list and the received splits. On a GPU the memory is what an allocator has returned to
     keep it alive, and the host does not wait: the current stream waits for the results. With
     `HOROVOD_ENABLE_ASYNC_COMPLETION=0` the host waits, too.
 
@@ -525,8 +516,8 @@ def wait_softly(handles: list[int]) -> tuple[int, str] | None:
 
     Ctrl-C works.
 
-    Ends early when that can never be unless the caller goes on: some rank waits for an operation that this rank
-    has not submitted, and the others wait for that rank, or for this one. Then that rank and that operation.
+    Ends early when they can never end unless the caller goes on. Some rank waits for an operation that this rank has
+    not submitted, and the others wait for that rank, or for this one. Returns that rank and that operation then.
     """
 
 def barrier(process_set: int | None) -> None: ...

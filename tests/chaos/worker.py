@@ -89,7 +89,7 @@ def enqueue(kind: int, data: np.ndarray, name: str, *, op=_ops.Sum, root=-1, spl
     in_place = kind in (_core.ALLREDUCE, _core.BROADCAST)
     at = data.ctypes.data
     entry = (at, at if in_place else 0, CODES[data.dtype.name], data.shape, data)
-    return _core.enqueue(kind, "chaos", name, [entry], op, 1.0, 1.0, root, splits, 0, False)
+    return _core.enqueue(("chaos", name, 0), (kind, op, 1.0, 1.0, root, splits), [entry])
 
 
 def output(handle: int) -> np.ndarray:

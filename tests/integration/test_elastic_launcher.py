@@ -30,7 +30,7 @@ def reduce(value, kind=_core.ALLREDUCE, op=_ops.Max, root=-1):
     cell = (ctypes.c_int64 * 1)(value)
     at = ctypes.addressof(cell)
     tensor = (at, at, 5, (1,), cell)
-    _core.wait(_core.enqueue(kind, "test", f"{kind}.{op}", [tensor], op, 1.0, 1.0, root, None, 0, False))
+    _core.wait(_core.enqueue(("test", f"{kind}.{op}", 0), (kind, op, 1.0, 1.0, root, None), [tensor]))
     return cell[0]
 
 

@@ -28,9 +28,8 @@ def submit(name, values):
     data = array("f", values)
     address = data.buffer_info()[0]
     tensor = (address, address, 7, (len(data),), data)
-    return data, _core.enqueue(
-        _core.ALLREDUCE, "allreduce", name, [tensor], 1, 1.0, 1.0, -1, None, 0, False
-    )
+    key = ("allreduce", name, 0)
+    return data, _core.enqueue(key, (_core.ALLREDUCE, 1, 1.0, 1.0, -1, None), [tensor])
 
 def total(name, values):
     data, handle = submit(name, values)

@@ -30,9 +30,8 @@ def submit(name, values, process_set=0):
     data = array("f", values)
     address = data.buffer_info()[0]
     tensor = (address, address, 7, (len(data),), data)
-    return data, _core.enqueue(
-        _core.ALLREDUCE, "allreduce", name, [tensor], 1, 1.0, 1.0, -1, None, process_set, False
-    )
+    key = ("allreduce", name, process_set)
+    return data, _core.enqueue(key, (_core.ALLREDUCE, 1, 1.0, 1.0, -1, None), [tensor])
 
 def total(name, values, process_set=0):
     data, handle = submit(name, values, process_set)

@@ -107,7 +107,7 @@ def test_a_type_whose_interface_is_something_else_is_refused():
 
 
 def reduce_together(tensors, names, op=hvd.Sum):
-    return torch_tensors().allreduce_together(tensors, "allreduce", names, op, 1.0, 1.0, 0)
+    return torch_tensors().allreduce_together(tensors, "allreduce", names, (op, 1.0, 1.0), 0)
 
 
 def test_several_begin_together_up_to_one_that_is_not_plain():

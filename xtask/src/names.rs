@@ -88,6 +88,20 @@ const TYPES: &[(&str, &str)] = &[
     ("Seat", ""),
 ];
 
+/// Names that stood for several types of Rust each, and the one file that may still define one, or `""` for none.
+const RUST_TYPES: &[(&str, &str)] = &[
+    ("Kind", "crates/horovod-settings/src/kinds.rs"),
+    ("Operand", ""),
+    ("Outcome", ""),
+    ("Phase", ""),
+    ("Place", ""),
+    ("Stage", ""),
+    ("State", ""),
+    ("Step", ""),
+    ("Waiting", ""),
+    ("Work", "crates/horovod-collectives/src/local.rs"),
+];
+
 /// Where an ordinary sense stays: a beginning of paths, the identifier in lower case, and why.
 const ALLOWED: &[(&str, &str, &str)] = &[
     ("examples/keras", "patience", "Keras' name of an argument"),
@@ -130,7 +144,9 @@ fn check_text(name: &str, text: &str) -> Vec<String> {
     if let Some((word, instead)) = forbidden(name, &stem, true) {
         complaints.push(format!("{name}: a file named by \"{word}\": {instead}"));
     }
-    let code = code_of(text, name.ends_with(".rs"));
+    let is_rust = name.ends_with(".rs");
+    let code = code_of(text, is_rust);
+    let rust_types: &[_] = if is_rust { RUST_TYPES } else { &[] };
     for (number, line) in code.lines().enumerate() {
         let mut before = "";
         for identifier in identifiers(line) {
@@ -139,7 +155,8 @@ fn check_text(name: &str, text: &str) -> Vec<String> {
             if let Some((word, instead)) = forbidden(name, identifier, defines) {
                 complaints.push(format!("{name}:{at}: {identifier}: \"{word}\": {instead}"));
             }
-            let other = TYPES.iter().find(|(kind, _)| *kind == identifier);
+            let mut types = TYPES.iter().chain(rust_types);
+            let other = types.find(|(kind, _)| *kind == identifier);
             if defines && other.is_some_and(|(_, home)| *home != name) {
                 complaints.push(format!(
                     "{name}:{at}: another type named {identifier}: say of what"
@@ -331,6 +348,8 @@ mod tests {
             1
         );
         assert_eq!(check_text("a.rs", "struct Plan;").len(), 1);
+        assert_eq!(check_text("a.rs", "enum Phase {}").len(), 1);
+        assert!(check_text("a.py", "class Phase: pass").is_empty());
     }
 
     #[test]

@@ -12,7 +12,7 @@ const MAP_SECTION: &str = "## Where to start reading";
 
 /// One row: a file and the functions to read in it.
 #[derive(Debug, PartialEq, Eq)]
-struct Step<'a> {
+struct WalkStep<'a> {
     number: usize,
     file: &'a str,
     functions: Vec<&'a str>,
@@ -36,7 +36,7 @@ pub(crate) fn check(root: &Path) -> Vec<String> {
     complaints
 }
 
-fn check_steps(steps: &[Step<'_>], read: impl Fn(&str) -> Option<String>) -> Vec<String> {
+fn check_steps(steps: &[WalkStep<'_>], read: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let mut complaints = Vec::new();
     if steps.is_empty() {
         complaints.push(format!("{PAGE}: no list"));
@@ -71,13 +71,13 @@ fn check_steps(steps: &[Step<'_>], read: impl Fn(&str) -> Option<String>) -> Vec
 }
 
 /// The rows of the table: `| number | file | functions | what happens |`.
-fn steps(page: &str) -> Vec<Step<'_>> {
+fn steps(page: &str) -> Vec<WalkStep<'_>> {
     let rows = page.lines().filter_map(|line| {
         let mut cells = line.strip_prefix('|')?.split('|').map(str::trim);
         let number = cells.next()?.parse().ok()?;
         let file = quoted(cells.next()?).next()?;
         let functions = quoted(cells.next()?).collect();
-        Some(Step {
+        Some(WalkStep {
             number,
             file,
             functions,

@@ -20,7 +20,7 @@ pub(crate) enum Side {
 
 /// How it ended.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Outcome {
+pub(crate) struct ComparisonResult {
     pub(crate) challenger_won: bool,
     /// Median logarithm of challenger over defaults.
     pub(crate) gain: f64,
@@ -45,7 +45,7 @@ impl AbComparison {
     }
 
     /// One leg's score; the outcome once it is settled.
-    pub(crate) fn record(&mut self, score: f64) -> Option<Outcome> {
+    pub(crate) fn record(&mut self, score: f64) -> Option<ComparisonResult> {
         self.legs.push(score.max(f64::MIN_POSITIVE));
         if self.legs.len() % 2 == 1 {
             return None;
@@ -74,7 +74,7 @@ impl AbComparison {
         if !(won || lost || futile || pairs >= last) {
             return None;
         }
-        Some(Outcome {
+        Some(ComparisonResult {
             challenger_won: won,
             gain,
             defaults: median(&defaults),
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     /// Runs a comparison whose pair `i` has the challenger at `gain(i)` times the defaults.
-    fn run(gain: impl Fn(usize) -> f64) -> (Outcome, usize) {
+    fn run(gain: impl Fn(usize) -> f64) -> (ComparisonResult, usize) {
         let mut comparison = AbComparison::default();
         for leg in 0.. {
             let score = match comparison.next_side() {

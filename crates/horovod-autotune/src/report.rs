@@ -6,7 +6,7 @@ use std::path::Path;
 
 use horovod_transport::output_file::{self, OpenMode};
 
-use super::search::{News, Phase};
+use super::search::{News, ScorePhase};
 use super::space::{Parameter, Values};
 
 /// Where the news go.
@@ -52,7 +52,7 @@ impl Report {
                 values,
                 score,
             } => {
-                let best = if *phase == Phase::Best {
+                let best = if *phase == ScorePhase::Best {
                     "Best params "
                 } else {
                     ""
@@ -82,7 +82,7 @@ impl Report {
     }
 }
 
-fn row(phase: Phase, values: &Values, score: f64, cache_enabled: bool) -> String {
+fn row(phase: ScorePhase, values: &Values, score: f64, cache_enabled: bool) -> String {
     use Parameter::{
         Chunk, CycleTime, DirectMax, ExchangeMax, FusionThreshold, Hierarchical, WireChunk,
     };
@@ -90,9 +90,9 @@ fn row(phase: Phase, values: &Values, score: f64, cache_enabled: bool) -> String
     // Not choices here.
     let (allgather, torus) = (0, 0);
     let phase = match phase {
-        Phase::Search => "search",
-        Phase::Confirm => "confirm",
-        Phase::Best => "best",
+        ScorePhase::Search => "search",
+        ScorePhase::Confirm => "confirm",
+        ScorePhase::Best => "best",
     };
     format!(
         "{},{allgather},{torus},{},{},{},{score:.6},{},{},{},{},{phase}",
@@ -119,7 +119,7 @@ mod tests {
             Parameter::Hierarchical => 1,
             _ => 4096,
         });
-        let row = row(Phase::Search, &values, 12.5, true);
+        let row = row(ScorePhase::Search, &values, 12.5, true);
         assert_eq!(row, "1,0,0,1,0.3,128,12.500000,4096,4096,4096,4096,search");
         assert_eq!(row.split(',').count(), HEADER.split(',').count());
         assert!(!HEADER.contains(' '));

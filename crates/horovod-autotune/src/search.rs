@@ -41,7 +41,7 @@ pub(crate) struct SearchPlan {
 
 /// Where in the plan a score was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum ScorePhase {
     Search,
     Confirm,
     Best,
@@ -54,7 +54,7 @@ pub(crate) enum News {
         remaining: u32,
     },
     Scored {
-        phase: Phase,
+        phase: ScorePhase,
         values: Values,
         score: f64,
     },
@@ -71,7 +71,7 @@ pub(crate) enum Next {
     Finished(Values),
 }
 
-enum Stage {
+enum SearchStage {
     WarmUp {
         remaining: u32,
     },
@@ -99,7 +99,7 @@ pub(crate) struct Search {
     space: Space,
     plan: SearchPlan,
     random: Random,
-    stage: Stage,
+    stage: SearchStage,
     /// Where the current samples come from.
     here: Point,
     samples: Vec<f64>,
@@ -111,11 +111,11 @@ pub(crate) struct Search {
 impl Search {
     pub(crate) fn new(space: Space, plan: SearchPlan) -> Self {
         let stage = match plan.warmup_rounds {
-            0 => Stage::Explore,
-            remaining => Stage::WarmUp { remaining },
+            0 => SearchStage::Explore,
+            remaining => SearchStage::WarmUp { remaining },
         };
         let mut news = Vec::new();
-        if let Stage::WarmUp { remaining } = stage {
+        if let SearchStage::WarmUp { remaining } = stage {
             news.push(News::WarmingUp { remaining });
         }
         Self {
@@ -139,27 +139,29 @@ impl Search {
     /// The state of a search that has not ended.
     pub(crate) fn unfinished(&self) -> Option<String> {
         match &self.stage {
-            Stage::WarmUp { remaining } => {
+            SearchStage::WarmUp { remaining } => {
                 Some(format!("warmed up (rounds remaining: {remaining})"))
             }
-            Stage::Explore => {
+            SearchStage::Explore => {
                 let tried = self.rounds.len();
                 Some(format!("tried settings out ({tried} tried)"))
             }
-            Stage::Confirm { .. } => Some("compared the best settings with the defaults".into()),
-            Stage::Finished => None,
+            SearchStage::Confirm { .. } => {
+                Some("compared the best settings with the defaults".into())
+            }
+            SearchStage::Finished => None,
         }
     }
 
     /// One sample's score under the values in force.
     pub(crate) fn handle_sample(&mut self, score: f64) -> Next {
         match &mut self.stage {
-            Stage::Finished => Next::Stay,
-            Stage::Confirm { comparison, .. } => match comparison.record(score) {
+            SearchStage::Finished => Next::Stay,
+            SearchStage::Confirm { comparison, .. } => match comparison.record(score) {
                 None => self.next_leg(),
                 Some(outcome) => self.end_comparison(&outcome),
             },
-            Stage::WarmUp { remaining } => {
+            SearchStage::WarmUp { remaining } => {
                 self.samples.push(score);
                 if self.samples.len() < SAMPLES_PER_ROUND {
                     return Next::Stay;
@@ -167,7 +169,7 @@ impl Search {
                 self.samples.clear();
                 *remaining -= 1;
                 if *remaining == 0 {
-                    self.stage = Stage::Explore;
+                    self.stage = SearchStage::Explore;
                 } else {
                     self.news.push(News::WarmingUp {
                         remaining: *remaining,
@@ -175,7 +177,7 @@ impl Search {
                 }
                 Next::Stay
             }
-            Stage::Explore => {
+            SearchStage::Explore => {
                 self.samples.push(score);
                 if self.samples.len() < SAMPLES_PER_ROUND && !self.is_abandoned() {
                     return Next::Stay;
@@ -208,7 +210,7 @@ impl Search {
             confirmed: false,
         });
         self.news.push(News::Scored {
-            phase: Phase::Search,
+            phase: ScorePhase::Search,
             values: self.space.values(&self.here),
             score,
         });
@@ -303,7 +305,7 @@ impl Search {
             }
         }
         self.comparisons += 1;
-        self.stage = Stage::Confirm {
+        self.stage = SearchStage::Confirm {
             challenger,
             comparison: AbComparison::default(),
         };
@@ -312,7 +314,7 @@ impl Search {
 
     fn next_leg(&mut self) -> Next {
         let point = match &self.stage {
-            Stage::Confirm {
+            SearchStage::Confirm {
                 challenger,
                 comparison,
             } if comparison.next_side() == Side::Challenger => challenger.clone(),
@@ -321,8 +323,9 @@ impl Search {
         self.go_to(point)
     }
 
-    fn end_comparison(&mut self, outcome: &super::ab_comparison::Outcome) -> Next {
-        let Stage::Confirm { challenger, .. } = std::mem::replace(&mut self.stage, Stage::Explore)
+    fn end_comparison(&mut self, outcome: &super::ab_comparison::ComparisonResult) -> Next {
+        let SearchStage::Confirm { challenger, .. } =
+            std::mem::replace(&mut self.stage, SearchStage::Explore)
         else {
             return Next::Stay;
         };
@@ -332,7 +335,7 @@ impl Search {
             (&challenger, outcome.challenger),
         ] {
             self.news.push(News::Scored {
-                phase: Phase::Confirm,
+                phase: ScorePhase::Confirm,
                 values: self.space.values(point),
                 score,
             });
@@ -355,11 +358,11 @@ impl Search {
     fn finish(&mut self, point: Point, score: Option<f64>) -> Next {
         let values = self.space.values(&point);
         self.news.push(News::Scored {
-            phase: Phase::Best,
+            phase: ScorePhase::Best,
             values,
             score: score.unwrap_or(0.0),
         });
-        self.stage = Stage::Finished;
+        self.stage = SearchStage::Finished;
         self.here = point;
         Next::Finished(values)
     }

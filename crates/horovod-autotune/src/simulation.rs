@@ -2,7 +2,7 @@
 
 use std::f64::consts::TAU;
 
-use super::search::{News, Next, Phase, Random, Search, SearchPlan};
+use super::search::{News, Next, Random, ScorePhase, Search, SearchPlan};
 use super::space::Parameter::{
     Chunk, CycleTime, DirectMax, ExchangeMax, FusionThreshold, WireChunk,
 };
@@ -334,7 +334,7 @@ fn reports_what_it_does_in_order() {
     assert!(matches!(
         news.last(),
         Some(News::Scored {
-            phase: Phase::Best,
+            phase: ScorePhase::Best,
             ..
         })
     ));

@@ -13,9 +13,9 @@ use horovod_protocol::{DType, Rank, ReduceOp, Scale, Seq};
 use horovod_transport::testing::Cluster;
 use horovod_transport::{Aborted, Idle, Mesh, Waiter};
 
-struct Waiting(Waiter);
+struct IdleWaiter(Waiter);
 
-impl Idle for Waiting {
+impl Idle for IdleWaiter {
     fn idle(&mut self, spins: u32) -> Result<(), Aborted> {
         self.0.idle(spins, Some(Duration::from_secs(1)));
         Ok(())
@@ -128,7 +128,7 @@ fn measure(ranks: usize, case: Case, bytes: usize, staging: usize) -> (f64, f64)
                     } = mesh;
                     let members: Vec<Rank> = (0..ranks).map(|rank| Rank(rank as u32)).collect();
                     let layout = SetLayout::new(&topology, &members);
-                    let (mut idle, mut scratch) = (Waiting(waiter), Scratch::new());
+                    let (mut idle, mut scratch) = (IdleWaiter(waiter), Scratch::new());
                     let tuning = Tuning::default();
                     let mut memory = vec![1u8; bytes];
                     let mut out = match case {

@@ -49,4 +49,4 @@ pub use layout::SetLayout;
 pub use reduce_scatter::{ScatterItem, reduce_scatter, scatter_rows};
 pub use scratch::Scratch;
 pub use slices::Segment;
-pub use stages::{Stage, Stages};
+pub use stages::{StageTime, Stages};

@@ -7,7 +7,7 @@ const STAGES_MAX: usize = 64;
 
 /// A part of an operation that has a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stage {
+pub struct StageTime {
     /// Name of the stage.
     pub name: &'static str,
     /// When it began.
@@ -20,7 +20,7 @@ pub struct Stage {
 #[derive(Debug, Default)]
 pub struct Stages {
     on: bool,
-    list: Vec<Stage>,
+    list: Vec<StageTime>,
     /// How many have begun; fewer than there are while an operation that was broken off comes to where it was.
     begun: usize,
 }
@@ -38,7 +38,7 @@ impl Stages {
     }
 
     /// The recorded stages, in the order in which they began: the first is the algorithm as a whole.
-    pub fn recorded(&self) -> &[Stage] {
+    pub fn recorded(&self) -> &[StageTime] {
         &self.list
     }
 
@@ -47,7 +47,7 @@ impl Stages {
         self.begun += 1;
         if self.on && at == self.list.len() && at < STAGES_MAX {
             let now = Instant::now();
-            self.list.push(Stage {
+            self.list.push(StageTime {
                 name,
                 begin: now,
                 end: now,

@@ -5,39 +5,39 @@ use std::collections::BTreeMap;
 
 use horovod_protocol::Rank;
 
-use super::device::{DeviceDiagnosis, Phase, Place, RankPlace};
+use super::device::{DeviceDiagnosis, DevicePhase, DeviceProgress, RankPlace};
 use super::report::{SHOWN_MAX, line, more, name_of, ranks_of, stacks};
 
 /// How far an operation is, of one rank that speaks of itself.
-pub(super) fn own_phase(phase: Phase) -> &'static str {
+pub(super) fn own_phase(phase: DevicePhase) -> &'static str {
     match phase {
-        Phase::Launching => "the call by which it is launched does not return",
-        Phase::AwaitsInputs => {
+        DevicePhase::Launching => "the call by which it is launched does not return",
+        DevicePhase::AwaitsInputs => {
             "it is launched, but this GPU still computes what the script has put on it before"
         }
-        Phase::Runs => "it is launched and runs",
+        DevicePhase::Runs => "it is launched and runs",
     }
 }
 
-fn of(place: &Place) -> String {
+fn of(place: &DeviceProgress) -> String {
     match place {
-        Place::Ended => "ended there".into(),
-        Place::OnHost => "the GPU has done its part, the host is at an operation".into(),
-        Place::Runs => "launched, runs".into(),
-        Place::AwaitsInputs => {
+        DeviceProgress::Ended => "ended there".into(),
+        DeviceProgress::OnHost => "the GPU has done its part, the host is at an operation".into(),
+        DeviceProgress::Runs => "launched, runs".into(),
+        DeviceProgress::AwaitsInputs => {
             "launched, but the GPU still computes what the script has put on it before".into()
         }
-        Place::Launching => "the call by which it is launched does not return".into(),
-        Place::Behind(key, phase) => {
+        DeviceProgress::Launching => "the call by which it is launched does not return".into(),
+        DeviceProgress::Behind(key, phase) => {
             let before = match phase {
-                Phase::Launching => "is being launched",
-                Phase::AwaitsInputs => "waits for what the script has put on the GPU before",
-                Phase::Runs => "runs",
+                DevicePhase::Launching => "is being launched",
+                DevicePhase::AwaitsInputs => "waits for what the script has put on the GPU before",
+                DevicePhase::Runs => "runs",
             };
             format!("waits for {} before it, which {before}", name_of(key))
         }
-        Place::NotLaunched => "not launched: the rank is at something else".into(),
-        Place::Silent => "does not answer".into(),
+        DeviceProgress::NotLaunched => "not launched: the rank is at something else".into(),
+        DeviceProgress::Silent => "does not answer".into(),
     }
 }
 
@@ -119,8 +119,8 @@ fn at_length(rank: &RankPlace, host_of: &dyn Fn(Rank) -> String) -> String {
 }
 
 /// Ranks by where they are, the largest crowd first.
-fn by_place(d: &DeviceDiagnosis) -> Vec<(&Place, Vec<Rank>)> {
-    let mut places: BTreeMap<String, (&Place, Vec<Rank>)> = BTreeMap::new();
+fn by_place(d: &DeviceDiagnosis) -> Vec<(&DeviceProgress, Vec<Rank>)> {
+    let mut places: BTreeMap<String, (&DeviceProgress, Vec<Rank>)> = BTreeMap::new();
     for RankPlace { rank, place, .. } in &d.ranks {
         let (_, ranks) = places.entry(of(place)).or_insert((place, Vec::new()));
         ranks.push(*rank);
@@ -131,10 +131,10 @@ fn by_place(d: &DeviceDiagnosis) -> Vec<(&Place, Vec<Rank>)> {
 }
 
 fn advices(d: &DeviceDiagnosis) -> Vec<&'static str> {
-    let any = |is: fn(&Place) -> bool| d.ranks.iter().any(|rank| is(&rank.place));
+    let any = |is: fn(&DeviceProgress) -> bool| d.ranks.iter().any(|rank| is(&rank.place));
     let mut advices = Vec::new();
     if d.culprits().next().is_none() && d.unasked == 0 {
-        advices.push(if any(|place| *place == Place::Ended) {
+        advices.push(if any(|place| *place == DeviceProgress::Ended) {
             "Some GPUs have done their part, the others have not: look at those first (nvidia-smi, Xid errors in dmesg), then at \
              what connects them."
         } else {
@@ -146,7 +146,7 @@ fn advices(d: &DeviceDiagnosis) -> Vec<&'static str> {
     if any(|place| {
         matches!(
             place,
-            Place::AwaitsInputs | Place::Behind(_, Phase::AwaitsInputs)
+            DeviceProgress::AwaitsInputs | DeviceProgress::Behind(_, DevicePhase::AwaitsInputs)
         )
     }) {
         advices.push(
@@ -155,25 +155,30 @@ fn advices(d: &DeviceDiagnosis) -> Vec<&'static str> {
              to be done.",
         );
     }
-    if any(|place| matches!(place, Place::Launching | Place::Behind(_, Phase::Launching))) {
+    if any(|place| {
+        matches!(
+            place,
+            DeviceProgress::Launching | DeviceProgress::Behind(_, DevicePhase::Launching)
+        )
+    }) {
         advices.push(
             "Launch that does not return: NCCL connects the ranks in it (NCCL_DEBUG=INFO; NCCL_SOCKET_IFNAME where hosts \
              have several networks), or a call in another thread holds up CUDA in that process: its stack above, if any.",
         );
     }
-    if any(|place| matches!(place, Place::Behind(_, Phase::Runs))) {
+    if any(|place| matches!(place, DeviceProgress::Behind(_, DevicePhase::Runs))) {
         advices.push(
             "Earlier operation: a GPU carries out operations one after the other; the one named above has to end first.",
         );
     }
-    if any(|place| *place == Place::NotLaunched) {
+    if any(|place| *place == DeviceProgress::NotLaunched) {
         advices.push(
             "Not launched: that rank has the order to run the operation, and waits for memory, for an operation of the host \
              before it, or for Python's interpreter lock.",
         );
     }
-    if any(|place| *place == Place::Silent) {
-        advices.push(super::report::advice(super::verdict::Kind::Silent));
+    if any(|place| *place == DeviceProgress::Silent) {
+        advices.push(super::report::advice(super::verdict::AbsenceKind::Silent));
     }
     advices
 }
@@ -184,7 +189,7 @@ mod tests {
     use super::super::{Frame, Standing, ThreadStack};
     use super::*;
 
-    fn diagnosis(places: &[Place]) -> DeviceDiagnosis {
+    fn diagnosis(places: &[DeviceProgress]) -> DeviceDiagnosis {
         let thread = ThreadStack {
             name: "MainThread".into(),
             frames: vec![Frame {
@@ -196,7 +201,7 @@ mod tests {
         let ranks = places.iter().enumerate().map(|(rank, place)| RankPlace {
             rank: Rank(rank as u32),
             place: place.clone(),
-            standing: (*place != Place::Silent).then(|| Standing {
+            standing: (*place != DeviceProgress::Silent).then(|| Standing {
                 pid: 100 + rank as u32,
                 threads: vec![thread.clone()],
                 ..Standing::default()
@@ -218,14 +223,14 @@ mod tests {
         format!("host{}", rank.0)
     }
 
-    fn rendered(places: &[Place]) -> String {
+    fn rendered(places: &[DeviceProgress]) -> String {
         render_device(&diagnosis(places), &host_of)
     }
 
     #[test]
     fn of_64_ranks_the_one_whose_gpu_hangs_is_named() {
-        let mut places = vec![Place::Runs; 64];
-        places[37] = Place::AwaitsInputs;
+        let mut places = vec![DeviceProgress::Runs; 64];
+        places[37] = DeviceProgress::AwaitsInputs;
         let text = rendered(&places);
         for part in [
             "grad.7 and 3 more has been on GPUs for 61 s without an end",
@@ -249,16 +254,19 @@ mod tests {
 
     #[test]
     fn where_all_run_they_wait_for_each_other_and_nobody_is_blamed() {
-        let text = rendered(&[Place::Runs, Place::Runs]);
+        let text = rendered(&[DeviceProgress::Runs, DeviceProgress::Runs]);
         assert!(text.contains("launched, runs: ranks 0, 1"), "{text}");
         assert!(
             text.contains("wait for each other inside of NCCL"),
             "{text}"
         );
         assert!(!text.contains("holds up the others"), "{text}");
-        let summary = summary_device(&diagnosis(&[Place::Runs, Place::Runs]), &host_of);
+        let summary = summary_device(
+            &diagnosis(&[DeviceProgress::Runs, DeviceProgress::Runs]),
+            &host_of,
+        );
         assert!(summary.ends_with("launched, runs: ranks 0, 1"), "{summary}");
-        let text = rendered(&[Place::Ended, Place::Runs]);
+        let text = rendered(&[DeviceProgress::Ended, DeviceProgress::Runs]);
         assert!(text.contains("Some GPUs have done their part"), "{text}");
     }
 
@@ -267,29 +275,29 @@ mod tests {
         let inner = || (2, "inner".into());
         for (place, words, advice) in [
             (
-                Place::Launching,
+                DeviceProgress::Launching,
                 "does not return",
                 "Launch that does not return:",
             ),
             (
-                Place::Behind(inner(), Phase::Runs),
+                DeviceProgress::Behind(inner(), DevicePhase::Runs),
                 "waits for inner (process set 2)",
                 "Earlier",
             ),
             (
-                Place::Behind(inner(), Phase::AwaitsInputs),
+                DeviceProgress::Behind(inner(), DevicePhase::AwaitsInputs),
                 "waits for what the script",
                 "Busy GPU:",
             ),
             (
-                Place::Behind(inner(), Phase::Launching),
+                DeviceProgress::Behind(inner(), DevicePhase::Launching),
                 "is being launched",
                 "Launch that",
             ),
-            (Place::NotLaunched, "not launched", "Not launched:"),
-            (Place::Silent, "does not answer", "Silent rank:"),
+            (DeviceProgress::NotLaunched, "not launched", "Not launched:"),
+            (DeviceProgress::Silent, "does not answer", "Silent rank:"),
         ] {
-            let text = rendered(&[Place::Runs, place]);
+            let text = rendered(&[DeviceProgress::Runs, place]);
             assert!(text.contains(words) && text.contains(advice), "{text}");
             assert!(text.contains("rank 1 on host1"), "{text}");
         }
@@ -297,7 +305,7 @@ mod tests {
 
     #[test]
     fn an_end_and_those_not_asked_are_told() {
-        let mut d = diagnosis(&[Place::Runs]);
+        let mut d = diagnosis(&[DeviceProgress::Runs]);
         d.complaint.ends = true;
         d.unasked = 900;
         let text = render_device(&d, &host_of);

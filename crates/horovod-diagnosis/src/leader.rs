@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use horovod_protocol::Rank;
 
-use super::verdict::{Diagnosis, Kind, Late, Observation, conclude};
+use super::verdict::{AbsenceKind, Diagnosis, Late, Observation, conclude};
 use super::{Key, Standing};
 
 /// Ranks asked at a time. Every rank that is asked stops nobody, but a report of hundreds helps nobody either.
@@ -19,7 +19,7 @@ const POLLS: u64 = 3;
 
 /// Next action.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum LeaderStep {
     /// Ask these ranks, and pass on what they say.
     Ask {
         /// The number of the question.
@@ -59,7 +59,7 @@ impl Asked {
 
 #[derive(Debug)]
 struct Reported {
-    what: BTreeSet<(Key, Vec<(Rank, Kind)>)>,
+    what: BTreeSet<(Key, Vec<(Rank, AbsenceKind)>)>,
     again_at: u64,
     pause: u64,
 }
@@ -103,7 +103,7 @@ impl Leader {
     }
 
     /// Time has passed. `late` lists what has waited since this time or longer.
-    pub fn poll(&mut self, now: u64, late: impl FnOnce(u64) -> Late) -> Option<Step> {
+    pub fn poll(&mut self, now: u64, late: impl FnOnce(u64) -> Late) -> Option<LeaderStep> {
         if let Some(asked) = &self.asked {
             if !asked.is_complete() && now < asked.deadline {
                 return None;
@@ -111,7 +111,7 @@ impl Leader {
             let observation = self.asked.take()?.observation;
             return self
                 .compare(now, observation)
-                .map(|diagnosis| Step::Report(Box::new(diagnosis)));
+                .map(|diagnosis| LeaderStep::Report(Box::new(diagnosis)));
         }
         if now < self.poll_at {
             return None;
@@ -135,7 +135,7 @@ impl Leader {
             deadline: now + ANSWERS_TIMEOUT_MS,
         });
         let question = self.question;
-        Some(Step::Ask { question, ranks })
+        Some(LeaderStep::Ask { question, ranks })
     }
 
     fn compare(&mut self, now: u64, observation: Observation) -> Option<Diagnosis> {
@@ -222,16 +222,16 @@ mod tests {
         while now < end {
             now = leader.deadline().max(now);
             match leader.poll(now, |_| request("a", now)) {
-                Some(Step::Ask { question, ranks }) => {
+                Some(LeaderStep::Ask { question, ranks }) => {
                     assert_eq!(ranks, [Rank(0), Rank(1)]);
                     for rank in ranks.into_iter().filter(|_| answers) {
                         leader.answered(question, rank, standing());
                     }
                 }
-                Some(Step::Report(_)) => reports_at.push(now),
+                Some(LeaderStep::Report(_)) => reports_at.push(now),
                 None => {}
             }
-            if answers && let Some(Step::Report(_)) = leader.poll(now, |_| Late::default()) {
+            if answers && let Some(LeaderStep::Report(_)) = leader.poll(now, |_| Late::default()) {
                 reports_at.push(now);
             }
         }
@@ -259,7 +259,8 @@ mod tests {
         let mut leader = Leader::new(9000);
         assert_eq!(leader.poll(3000, |_| Late::default()), None);
         assert_eq!(leader.poll(5999, |_| request("a", 5999)), None);
-        let Some(Step::Ask { question, .. }) = leader.poll(6000, |_| request("a", 6000)) else {
+        let Some(LeaderStep::Ask { question, .. }) = leader.poll(6000, |_| request("a", 6000))
+        else {
             panic!()
         };
         leader.answered(question - 1, Rank(0), standing());
@@ -300,11 +301,11 @@ mod tests {
                     std::mem::swap(&mut other.waiting, &mut other.missing);
                     late
                 });
-                if let Some(Step::Ask { question, .. }) = step {
+                if let Some(LeaderStep::Ask { question, .. }) = step {
                     leader.answered(question, Rank(0), waits("a"));
                     leader.answered(question, Rank(1), waits("b"));
                 }
-                if let Some(Step::Report(diagnosis)) = leader.poll(now, |_| Late::default()) {
+                if let Some(LeaderStep::Report(diagnosis)) = leader.poll(now, |_| Late::default()) {
                     assert_eq!(diagnosis.deadlocked.len(), 2, "and not before");
                     return now;
                 }

@@ -26,11 +26,11 @@ use horovod_transport::compact;
 use serde::{Deserialize, Serialize};
 
 pub use device::{
-    Complaint, DeviceDiagnosis, DeviceInquiry, DeviceStanding, DeviceStep, DeviceWatch, OnDevice,
-    Phase, Watched,
+    Complaint, DeviceDiagnosis, DeviceInquiry, DevicePhase, DeviceStanding, DeviceStep,
+    DeviceWatch, OnDevice, Watched,
 };
 pub use device_report::{render_device, summary_device};
-pub use leader::{Leader, Step};
+pub use leader::{Leader, LeaderStep};
 pub use messages::{Message, is_message};
 pub use report::{JobView, render, summary};
 pub use report_file::ReportFile;

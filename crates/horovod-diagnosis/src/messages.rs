@@ -140,7 +140,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        DeviceStanding, FRAMES_MAX, Frame, OnDevice, Phase, STACK_TEXT_MAX, THREADS_MAX,
+        DevicePhase, DeviceStanding, FRAMES_MAX, Frame, OnDevice, STACK_TEXT_MAX, THREADS_MAX,
         ThreadStack, Unfinished,
     };
 
@@ -200,7 +200,11 @@ mod tests {
     }
 
     fn device() -> impl Strategy<Value = Option<DeviceStanding>> {
-        let phases = vec![Phase::Launching, Phase::AwaitsInputs, Phase::Runs];
+        let phases = vec![
+            DevicePhase::Launching,
+            DevicePhase::AwaitsInputs,
+            DevicePhase::Runs,
+        ];
         let phase = prop::sample::select(phases);
         let key = (any::<u32>(), "\\PC{0,20}").prop_map(|(set, name)| (set, Arc::from(name)));
         let at =

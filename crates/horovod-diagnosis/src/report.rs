@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use horovod_protocol::{EVEN_BATCHES, Rank, StalledRequest, Tree};
 
-use super::verdict::{Culprit, Diagnosis, Kind, key};
+use super::verdict::{AbsenceKind, Culprit, Diagnosis, key};
 use super::{Key, Standing, Unfinished};
 
 /// Requests, culprits and names told; of more only the number.
@@ -54,7 +54,7 @@ pub fn render(d: &Diagnosis, job: &JobView<'_>) -> String {
             .map(|s| format!(", process {}", s.pid));
         let pid = pid.unwrap_or_default();
         let mut state = state_of(culprit);
-        if culprit.kind == Kind::Silent {
+        if culprit.kind == AbsenceKind::Silent {
             state += &outlook(d, job, rank);
         }
         line(t, format!("  {rank} on {host}{pid}: {state}"));
@@ -72,18 +72,20 @@ pub fn render(d: &Diagnosis, job: &JobView<'_>) -> String {
         in_hand(t, standing);
         stacks(t, standing);
     }
-    let mut kinds: Vec<Kind> = d.culprits.iter().map(|c| c.kind).collect();
+    let mut kinds: Vec<AbsenceKind> = d.culprits.iter().map(|c| c.kind).collect();
     kinds.sort_unstable();
     kinds.dedup();
     for kind in kinds {
         line(t, advice(kind).into());
-        if kind == Kind::Diverged {
+        if kind == AbsenceKind::Diverged {
             line(t, format!("{}.", cure_of_divergence()));
         }
-        if kind == Kind::Diverged && job.has_newcomers {
+        if kind == AbsenceKind::Diverged && job.has_newcomers {
             line(t, NEWCOMERS.into());
         }
-        if kind == Kind::Elsewhere && d.culprits.iter().any(|c| c.kind == kind && has_stacks(c)) {
+        if kind == AbsenceKind::Elsewhere
+            && d.culprits.iter().any(|c| c.kind == kind && has_stacks(c))
+        {
             line(t, "Its stack above shows where.".into());
         }
     }
@@ -186,10 +188,10 @@ fn state_of(culprit: &Culprit) -> String {
     let waits = waits.unwrap_or_default();
     let gpu = culprit.standing.as_ref().map(gpu_of).unwrap_or_default();
     match culprit.kind {
-        Kind::Diverged => format!("{lacks}; it waits for {waits}{gpu}"),
-        Kind::Elsewhere => format!("{lacks}; it waits for something else{gpu}"),
-        Kind::Busy => format!("{lacks} yet; it is at work{gpu}"),
-        Kind::Silent => format!("{lacks}, and does not answer"),
+        AbsenceKind::Diverged => format!("{lacks}; it waits for {waits}{gpu}"),
+        AbsenceKind::Elsewhere => format!("{lacks}; it waits for something else{gpu}"),
+        AbsenceKind::Busy => format!("{lacks} yet; it is at work{gpu}"),
+        AbsenceKind::Silent => format!("{lacks}, and does not answer"),
     }
 }
 
@@ -211,7 +213,7 @@ fn gpu_of(standing: &Standing) -> String {
 fn outlook(d: &Diagnosis, job: &JobView<'_>, rank: Rank) -> String {
     let is_silent = |rank: &Rank| {
         let mut culprits = d.culprits.iter();
-        culprits.any(|c| c.rank == *rank && c.kind == Kind::Silent)
+        culprits.any(|c| c.rank == *rank && c.kind == AbsenceKind::Silent)
     };
     let above = std::iter::successors(job.tree.parent(rank), |above| job.tree.parent(*above));
     // The one nearest to rank 0 hides all the others.
@@ -267,23 +269,23 @@ pub(super) fn stacks(out: &mut String, standing: &Standing) {
     }
 }
 
-pub(super) fn advice(kind: Kind) -> &'static str {
+pub(super) fn advice(kind: AbsenceKind) -> &'static str {
     match kind {
-        Kind::Diverged => {
+        AbsenceKind::Diverged => {
             "Diverged: the ranks make different calls, or the same in a different order. Usual causes: a \
              collective inside a branch on the rank, an order taken from a set or an unordered directory listing, \
              models that differ between ranks, different numbers of batches."
         }
-        Kind::Elsewhere => {
+        AbsenceKind::Elsewhere => {
             "Missing call: a rank neither computes nor waits for an operation of Horovod. Usual causes: it skips a call that \
              the others make, its data loader or its storage hangs, it waits for a lock, for input or in another \
              library's barrier."
         }
-        Kind::Busy => {
+        AbsenceKind::Busy => {
             "Slow rank: it is at work and will probably come. Usual causes: rank 0 alone evaluates or saves a \
              checkpoint, uneven data, other processes on its cores. If that is meant, nothing is to be done."
         }
-        Kind::Silent => {
+        AbsenceKind::Silent => {
             "Silent rank: its process is stopped (Ctrl-Z, a debugger, SIGSTOP), its machine is out of memory or \
              cannot be reached. Look at the state of the process on its host with ps; fg or kill -CONT lets a stopped one go on."
         }
@@ -298,9 +300,9 @@ mod tests {
 
     use super::super::verdict::Late;
     use super::*;
-    use crate::{DeviceStanding, Frame, OnDevice, Phase, ThreadStack};
+    use crate::{DevicePhase, DeviceStanding, Frame, OnDevice, ThreadStack};
 
-    fn diagnosis(kind: Kind) -> Diagnosis {
+    fn diagnosis(kind: AbsenceKind) -> Diagnosis {
         let thread = ThreadStack {
             name: "MainThread".into(),
             frames: vec![Frame {
@@ -336,7 +338,7 @@ mod tests {
             unasked: 18,
             witness: Some((Rank(0), standing)),
             proven: Vec::new(),
-            deadlocked: if kind == Kind::Diverged {
+            deadlocked: if kind == AbsenceKind::Diverged {
                 vec![(2, Arc::from("allreduce.a"))]
             } else {
                 Vec::new()
@@ -357,10 +359,10 @@ mod tests {
     #[test]
     fn of_a_silent_rank_is_said_whom_it_hides_and_how_long_it_is_waited_for() {
         let tree = Tree::new(&[0; 6], 2); // 1 and 2 below 0; 3 and 4 below 1; 5 below 2
-        let mut d = diagnosis(Kind::Silent);
+        let mut d = diagnosis(AbsenceKind::Silent);
         let silent = |rank| Culprit {
             rank: Rank(rank),
-            kind: Kind::Silent,
+            kind: AbsenceKind::Silent,
             lacks: Vec::new(),
             standing: None,
         };
@@ -385,7 +387,7 @@ mod tests {
 
     #[test]
     fn a_report_names_tensor_ranks_host_process_line_cause_and_remedy() {
-        let text = rendered(&diagnosis(Kind::Diverged), &Tree::star(20), None);
+        let text = rendered(&diagnosis(AbsenceKind::Diverged), &Tree::star(20), None);
         for part in [
             "20 ranks has stood still for 10 s and will never end",
             "allreduce.a (process set 2): asked for by rank 0, not by ranks 1, 2, 3",
@@ -433,14 +435,14 @@ mod tests {
             };
             render(&diagnosis(kind), &job)
         };
-        assert!(report(Kind::Diverged, true).contains("before hvd.elastic.run"));
-        assert!(!report(Kind::Diverged, false).contains("elastic"));
-        assert!(!report(Kind::Silent, true).contains("elastic"));
+        assert!(report(AbsenceKind::Diverged, true).contains("before hvd.elastic.run"));
+        assert!(!report(AbsenceKind::Diverged, false).contains("elastic"));
+        assert!(!report(AbsenceKind::Silent, true).contains("elastic"));
     }
 
     #[test]
     fn a_summary_is_one_line_that_names_who_does_not_come() {
-        let d = diagnosis(Kind::Diverged);
+        let d = diagnosis(AbsenceKind::Diverged);
         let tree = Tree::star(20);
         let job = JobView {
             tree: &tree,
@@ -460,13 +462,13 @@ mod tests {
 
     #[test]
     fn what_a_gpu_has_been_at_for_long_is_told() {
-        let mut d = diagnosis(Kind::Elsewhere);
+        let mut d = diagnosis(AbsenceKind::Elsewhere);
         let shows = |d: &Diagnosis| rendered(d, &Tree::star(20), None).contains("its GPU has been");
         for (ms, is_shown) in [(999, false), (1000, true), (61_000, true)] {
             let at = OnDevice {
                 seq: 3,
                 key: (0, "grad.7".into()),
-                phase: Phase::Runs,
+                phase: DevicePhase::Runs,
                 ms,
             };
             d.culprits[0].standing.as_mut().unwrap().device = Some(DeviceStanding {
@@ -484,7 +486,7 @@ mod tests {
 
     #[test]
     fn what_was_agreed_on_and_has_not_completed_is_told() {
-        let mut d = diagnosis(Kind::Elsewhere);
+        let mut d = diagnosis(AbsenceKind::Elsewhere);
         let lines = |d: &Diagnosis| rendered(d, &Tree::star(20), None);
         let text = lines(&d);
         assert!(!text.contains("agreed on") && !text.contains("callbacks"));
@@ -510,7 +512,7 @@ mod tests {
 
     #[test]
     fn a_stack_is_pointed_at_only_where_there_is_one() {
-        let mut d = diagnosis(Kind::Elsewhere);
+        let mut d = diagnosis(AbsenceKind::Elsewhere);
         let shows = |d: &Diagnosis| rendered(d, &Tree::star(20), None).contains("stack above");
         assert!(shows(&d));
         d.culprits[0].standing = None;
@@ -520,9 +522,9 @@ mod tests {
     #[test]
     fn every_kind_has_its_words() {
         for (kind, word) in [
-            (Kind::Elsewhere, "Missing call:"),
-            (Kind::Busy, "Slow rank:"),
-            (Kind::Silent, "Silent rank:"),
+            (AbsenceKind::Elsewhere, "Missing call:"),
+            (AbsenceKind::Busy, "Slow rank:"),
+            (AbsenceKind::Silent, "Silent rank:"),
         ] {
             let text = rendered(&diagnosis(kind), &Tree::star(20), None);
             assert!(text.contains(word) && !text.contains("never end"), "{text}");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use horovod_protocol::{ProcessSetId, Rank, StalledRequest};
 use proptest::prelude::*;
 
-use super::leader::{Leader, Step};
+use super::leader::{Leader, LeaderStep};
 use super::{Key, Late, NAMES_MAX, Seen, Standing};
 
 /// Names of operations; more than one answer holds.
@@ -229,12 +229,12 @@ fn is_found_in_a_circle(scripts: &[Vec<Act>]) -> bool {
             assert!(waited <= FOUND_WITHIN_MS, "a circle since {since} ms");
         }
         match leader.poll(now, |before| job.late(before)) {
-            Some(Step::Ask { question, ranks }) => {
+            Some(LeaderStep::Ask { question, ranks }) => {
                 for rank in ranks {
                     leader.answered(question, rank, job.ranks[rank.index()].standing());
                 }
             }
-            Some(Step::Report(diagnosis)) if !diagnosis.deadlocked.is_empty() => {
+            Some(LeaderStep::Report(diagnosis)) if !diagnosis.deadlocked.is_empty() => {
                 assert!(job.is_stuck(), "at {now} ms the job could go on");
                 return true;
             }

@@ -6,12 +6,12 @@ use std::time::Duration;
 use horovod_protocol::{ProcessSetId, Rank, StalledRequest, Tree};
 
 use super::device::FIRST_QUESTION;
-use super::leader::{Leader, Step};
+use super::leader::{Leader, LeaderStep};
 pub use super::replicas::testing::{replica_report, replica_report_seeds};
 use super::{
-    Brief, Complaint, DeviceInquiry, DeviceStanding, DeviceStep, FRAMES_MAX, Frame, JobView, Key,
-    Late, Message, NAMES_MAX, OnDevice, Phase, STACK_TEXT_MAX, Standing, THREADS_MAX, ThreadStack,
-    Unfinished, is_message, render, render_device, summary_device,
+    Brief, Complaint, DeviceInquiry, DevicePhase, DeviceStanding, DeviceStep, FRAMES_MAX, Frame,
+    JobView, Key, Late, Message, NAMES_MAX, OnDevice, STACK_TEXT_MAX, Standing, THREADS_MAX,
+    ThreadStack, Unfinished, is_message, render, render_device, summary_device,
 };
 
 const SIZE: u32 = 4;
@@ -49,7 +49,7 @@ pub fn stall_report(bytes: &[u8]) {
             running: (who % 3 == 0).then(|| request("c", 14, now)),
         };
         match leader.poll(now, late) {
-            Some(Step::Ask { question, ranks }) => {
+            Some(LeaderStep::Ask { question, ranks }) => {
                 let ask = Message::Ask { question };
                 assert_eq!(Message::decode(&ask.encode()), Ok(ask));
                 for rank in ranks {
@@ -58,7 +58,7 @@ pub fn stall_report(bytes: &[u8]) {
                     }
                 }
             }
-            Some(Step::Report(diagnosis)) => {
+            Some(LeaderStep::Report(diagnosis)) => {
                 let job = JobView {
                     // 3 speaks through 1.
                     tree: &Tree::new(&[0; SIZE as usize], 2),
@@ -136,7 +136,7 @@ pub fn stall_report_seeds() -> Vec<Vec<u8>> {
     let at = OnDevice {
         seq: 9,
         key: key("g"),
-        phase: Phase::Runs,
+        phase: DevicePhase::Runs,
         ms: 70_000,
     };
     let standing = |name: &str| Standing {

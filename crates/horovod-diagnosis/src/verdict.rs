@@ -50,7 +50,7 @@ impl Late {
 
 /// Why a rank does not come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Kind {
+pub(crate) enum AbsenceKind {
     /// It waits for another operation, which others have not asked for.
     Diverged,
     /// It neither computes nor waits for an operation of ours.
@@ -65,7 +65,7 @@ pub(crate) enum Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Culprit {
     pub(crate) rank: Rank,
-    pub(crate) kind: Kind,
+    pub(crate) kind: AbsenceKind,
     /// Keys that the others wait for.
     pub(crate) lacks: Vec<Key>,
     pub(crate) standing: Option<Standing>,
@@ -154,12 +154,12 @@ pub(crate) fn conclude(first: &Observation, second: Observation) -> Diagnosis {
     }
 }
 
-fn kind(first: Option<&Standing>, second: Option<&Standing>, elapsed_ms: u64) -> Kind {
+fn kind(first: Option<&Standing>, second: Option<&Standing>, elapsed_ms: u64) -> AbsenceKind {
     let Some(now) = second else {
-        return Kind::Silent;
+        return AbsenceKind::Silent;
     };
     let Some(before) = first else {
-        return Kind::Busy;
+        return AbsenceKind::Busy;
     };
     let runnable_ms = now.runnable_ms.saturating_sub(before.runnable_ms);
     let same_waits = now.waits_for == before.waits_for && now.untold == before.untold;
@@ -170,16 +170,16 @@ fn kind(first: Option<&Standing>, second: Option<&Standing>, elapsed_ms: u64) ->
         BUSY_PART
     };
     if now.submitted != before.submitted || now.executes || before.executes {
-        Kind::Busy
+        AbsenceKind::Busy
     } else if now.blocked && before.blocked && same_waits {
-        Kind::Diverged
+        AbsenceKind::Diverged
     } else if runnable_ms.saturating_mul(part) >= elapsed_ms {
-        Kind::Busy
+        AbsenceKind::Busy
     } else if may_wait && same_waits {
         // No thread tells what it waits for. If no thread computes, Horovod assumes that all wait for these operations.
-        Kind::Diverged
+        AbsenceKind::Diverged
     } else {
-        Kind::Elsewhere
+        AbsenceKind::Elsewhere
     }
 }
 
@@ -203,14 +203,15 @@ fn awaited(rank: Rank, standing: &Standing, requests: &[StalledRequest]) -> Opti
     (keys.len() as u64 >= all).then_some(keys)
 }
 
-/// A request can complete if every rank that it lacks can come, and a rank can come if nothing says that it
-/// waits, or if something that it waits for can complete: the least set with that property. The rest waits in a circle.
+/// Returns the requests that wait in a circle: all but the least set that can complete. A request can complete if every
+/// rank that it lacks can come. A rank can come if it does not wait, or if one of the requests that it waits for can
+/// complete.
 fn deadlocked<'a>(
     requests: &[StalledRequest],
     culprits: impl IntoIterator<Item = &'a Culprit>,
 ) -> Vec<Key> {
     let known: Vec<(Rank, Vec<Key>)> = (culprits.into_iter())
-        .filter(|culprit| culprit.kind == Kind::Diverged)
+        .filter(|culprit| culprit.kind == AbsenceKind::Diverged)
         .filter_map(|culprit| {
             let standing = culprit.standing.as_ref()?;
             Some((culprit.rank, awaited(culprit.rank, standing, requests)?))
@@ -305,7 +306,7 @@ mod tests {
         )
     }
 
-    fn kinds(diagnosis: &Diagnosis) -> Vec<(u32, Kind)> {
+    fn kinds(diagnosis: &Diagnosis) -> Vec<(u32, AbsenceKind)> {
         (diagnosis.culprits.iter())
             .map(|c| (c.rank.0, c.kind))
             .collect()
@@ -327,7 +328,10 @@ mod tests {
             &requests,
             vec![(0, called_back(&["a"], 0)), (1, waits_for(&["b"]))],
         );
-        assert_eq!(kinds(&d), [(0, Kind::Diverged), (1, Kind::Diverged)]);
+        assert_eq!(
+            kinds(&d),
+            [(0, AbsenceKind::Diverged), (1, AbsenceKind::Diverged)]
+        );
         assert_eq!(d.deadlocked.len(), 2);
     }
 
@@ -344,7 +348,7 @@ mod tests {
             called_back(&["c"], 0),
         ] {
             let d = conclude(&first, observe(5000, &requests, of(later)));
-            assert_ne!(kinds(&d)[0], (0, Kind::Diverged));
+            assert_ne!(kinds(&d)[0], (0, AbsenceKind::Diverged));
             assert_eq!(d.deadlocked, []);
         }
     }
@@ -356,7 +360,10 @@ mod tests {
             &requests,
             vec![(0, waits_for(&["a"])), (1, waits_for(&["b"]))],
         );
-        assert_eq!(kinds(&d), [(0, Kind::Diverged), (1, Kind::Diverged)]);
+        assert_eq!(
+            kinds(&d),
+            [(0, AbsenceKind::Diverged), (1, AbsenceKind::Diverged)]
+        );
         assert_eq!(d.deadlocked.len(), 2);
         assert_eq!(d.culprits[1].lacks, [(0, Arc::from("a"))]);
     }
@@ -430,10 +437,10 @@ mod tests {
         assert_eq!(
             kinds(&d),
             [
-                (0, Kind::Busy),
-                (1, Kind::Elsewhere),
-                (2, Kind::Silent),
-                (4, Kind::Busy)
+                (0, AbsenceKind::Busy),
+                (1, AbsenceKind::Elsewhere),
+                (2, AbsenceKind::Silent),
+                (4, AbsenceKind::Busy)
             ]
         );
         assert_eq!(d.witness.as_ref().map(|(rank, _)| *rank), Some(Rank(3)));
@@ -462,7 +469,7 @@ mod tests {
         let mut second = first.clone();
         second.at_ms = 5000;
         let d = conclude(&first, second);
-        assert_eq!(kinds(&d), [(2, Kind::Silent)]);
+        assert_eq!(kinds(&d), [(2, AbsenceKind::Silent)]);
         assert_eq!((d.unasked, d.deadlocked.len()), (0, 0));
     }
 

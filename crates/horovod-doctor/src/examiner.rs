@@ -12,15 +12,15 @@ use std::time::{Duration, SystemTime};
 use horovod_transport::probe::{Obstacle, Prober, Server};
 use horovod_transport::{JobKey, Ports, loopback, resolve_interfaces};
 
-use super::gather::{self, Place};
-use super::talk::{Answer, Errand, Listening, Outcome, Pace, Question, Stood};
+use super::gather::{self, AgentEnvironment};
+use super::talk::{Answer, Errand, Listening, Pace, ProbeOutcome, Question, Stood};
 
 /// How long to send echoes to learn the round trip.
 const ECHO_TIME: Duration = Duration::from_millis(100);
 
 /// An agent that is asked.
 pub struct Examiner {
-    place: Place,
+    place: AgentEnvironment,
     answers: mpsc::Receiver<Answer>,
     back: Back,
     /// Readable when a thread has an answer.
@@ -52,7 +52,7 @@ impl Back {
 
 impl Examiner {
     /// An agent there that was not asked anything yet.
-    pub fn new(place: Place) -> io::Result<Self> {
+    pub fn new(place: AgentEnvironment) -> io::Result<Self> {
         let (wake, ring) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
         ring.set_nonblocking(true)?;
@@ -151,7 +151,7 @@ impl AsFd for Examiner {
 
 fn reach(prober: &Prober, targets: Vec<(u32, SocketAddr)>, within: Duration) -> Answer {
     let results = prober.reach(&targets, within);
-    let outcomes: Vec<Outcome> = targets
+    let outcomes: Vec<ProbeOutcome> = targets
         .into_iter()
         .zip(results)
         .map(|(target, result)| {

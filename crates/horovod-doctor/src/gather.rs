@@ -19,7 +19,7 @@ pub type Variables = Vec<(OsString, OsString)>;
 
 /// An agent's facts about its own process.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct AgentEnvironment {
     /// This machine's own name.
     pub hostname: String,
     /// Where programs are searched.
@@ -58,7 +58,7 @@ except BaseException as error:
 const GPU_TIME: Duration = Duration::from_secs(3);
 
 /// Looks at this host in place of a rank.
-pub(crate) fn facts(scene: &Scene, place: &Place) -> HostFacts {
+pub(crate) fn facts(scene: &Scene, place: &AgentEnvironment) -> HostFacts {
     let deadline = Instant::now() + Duration::from_millis(scene.within_ms.into());
     let env = match scene.inherit_env {
         true => (place.lay_over_own)(&scene.env),
@@ -537,7 +537,7 @@ mod tests {
 
     #[test]
     fn examines_this_host() {
-        let place = Place {
+        let place = AgentEnvironment {
             hostname: "localhost".into(),
             path: "/bin".into(),
             lay_over_own: Variables::clone,

@@ -1,9 +1,10 @@
 //! A chart and its findings as text for people and as JSON for programs.
 
+use serde_json::{Map, Value, json};
+
 use super::chart::{Chart, Patient};
 use super::facts::HostFacts;
 use super::findings::{self, Finding, Severity, bytes};
-use super::json::Json;
 
 /// Width of the text.
 const WIDTH: usize = 110;
@@ -344,159 +345,101 @@ fn fold(out: &mut String, first: &str, further: &str, text: &str) {
 pub(crate) fn json(chart: &Chart, findings: &[Finding]) -> String {
     let routes = chart.routes.iter().map(|(&(from, to), tried)| {
         let chosen = chart.chosen(from, to);
-        Json::Object(vec![
-            ("from", (&chart.hosts[from].name).into()),
-            ("to", (&chart.hosts[to].name).into()),
-            ("address", chosen.map(|(at, _)| at.ip().to_string()).into()),
-            ("interface", chosen.map(|(_, name)| name.to_owned()).into()),
-            ("bytes_per_second", chart.rate(from, to).into()),
-            ("round_trip_ns", chart.round_trip_ns(from, to).into()),
-            (
-                "tried",
-                Json::list(tried, |(at, result)| {
-                    let why = result.as_ref().err().map(ToString::to_string);
-                    Json::Object(vec![
-                        ("address", at.ip().to_string().into()),
-                        ("interface", chart.interface(to, at.ip()).into()),
-                        ("problem", why.into()),
-                    ])
-                }),
-            ),
-        ])
+        let tried = tried.iter().map(|(at, result)| {
+            json!({
+                "address": at.ip(),
+                "interface": chart.interface(to, at.ip()),
+                "problem": result.as_ref().err().map(ToString::to_string),
+            })
+        });
+        json!({
+            "from": chart.hosts[from].name,
+            "to": chart.hosts[to].name,
+            "address": chosen.map(|(at, _)| at.ip()),
+            "interface": chosen.map(|(_, name)| name),
+            "bytes_per_second": chart.rate(from, to),
+            "round_trip_ns": chart.round_trip_ns(from, to),
+            "tried": tried.collect::<Value>(),
+        })
     });
-    let left_out = chart
-        .left_out()
-        .into_iter()
-        .map(|(a, b)| Json::list([a, b], |host| (&chart.hosts[host].name).into()));
-    let finding = |finding: &Finding| {
-        Json::Object(vec![
-            ("severity", finding.severity.name().into()),
-            ("hosts", Json::list(&finding.hosts, Json::from)),
-            ("what", (&finding.what).into()),
-            ("fix", (&finding.fix).into()),
-        ])
-    };
-    let whole = Json::Object(vec![
-        ("version", (&chart.plan.version).into()),
-        ("ranks", chart.plan.size.into()),
-        ("seconds", chart.took.as_secs_f64().into()),
-        ("would_stop", super::findings::would_stop(findings).into()),
-        ("findings", Json::list(findings, finding)),
-        ("hosts", Json::list(&chart.hosts, host_json)),
-        ("ways", Json::List(routes.collect())),
-        ("not_measured", Json::List(left_out.collect())),
-    ]);
+    let left_out = chart.left_out().into_iter();
+    let left_out = left_out.map(|(a, b)| json!([chart.hosts[a].name, chart.hosts[b].name]));
+    let findings_json = findings.iter().map(|finding| {
+        json!({
+            "severity": finding.severity.name(),
+            "hosts": finding.hosts,
+            "what": finding.what,
+            "fix": finding.fix,
+        })
+    });
+    let whole = json!({
+        "version": chart.plan.version,
+        "ranks": chart.plan.size,
+        "seconds": chart.took.as_secs_f64(),
+        "would_stop": super::findings::would_stop(findings),
+        "findings": findings_json.collect::<Value>(),
+        "hosts": chart.hosts.iter().map(host_json).collect::<Value>(),
+        "ways": routes.collect::<Value>(),
+        "not_measured": left_out.collect::<Value>(),
+    });
     format!("{whole}\n")
 }
 
-fn host_json(host: &Patient) -> Json {
+fn host_json(host: &Patient) -> Value {
     let listens = host.listens.iter().flatten().flatten();
-    let mut fields = vec![
-        ("name", (&host.name).into()),
-        ("ranks", host.slots.into()),
-        ("is_local", host.is_local.into()),
-        ("problem", host.absent.clone().into()),
-        (
-            "clock_ahead_ns",
-            host.skew.map(|s| s.ahead_ns as f64).into(),
-        ),
-        (
-            "clock_uncertain_ns",
-            host.skew.map(|s| s.uncertain_ns).into(),
-        ),
-        (
-            "addresses",
-            Json::list(listens, |(name, at)| {
-                Json::Object(vec![
-                    ("interface", name.into()),
-                    ("address", at.ip().to_string().into()),
-                ])
-            }),
-        ),
-    ];
-    if let Some(facts) = &host.facts {
+    let addresses = listens.map(|(name, at)| json!({"interface": name, "address": at.ip()}));
+    let mut fields = json!({
+        "name": host.name,
+        "ranks": host.slots,
+        "is_local": host.is_local,
+        "problem": host.absent,
+        "clock_ahead_ns": host.skew.map(|s| s.ahead_ns),
+        "clock_uncertain_ns": host.skew.map(|s| s.uncertain_ns),
+        "addresses": addresses.collect::<Value>(),
+    });
+    if let (Some(fields), Some(facts)) = (fields.as_object_mut(), &host.facts) {
         fields.extend(facts_json(facts));
     }
-    Json::Object(fields)
+    fields
 }
 
-fn facts_json(facts: &HostFacts) -> Vec<(&'static str, Json)> {
-    let space = |space: &super::facts::Space| {
-        Json::Object(vec![
-            ("size", space.size.into()),
-            ("free", space.free.into()),
-        ])
-    };
-    let optional = |found: Option<&super::facts::Space>| found.map_or(Json::Null, space);
-    let python = facts.python.as_ref();
-    let limits = &facts.limits;
-    vec![
-        ("hostname", (&facts.hostname).into()),
-        ("os", (&facts.os).into()),
-        ("kernel", (&facts.kernel).into()),
-        ("libc", python.ok().map(|p| p.libc.clone()).into()),
-        ("cpus", facts.cpus.into()),
-        ("load", facts.load.into()),
-        ("python", python.ok().map(|p| p.version.clone()).into()),
-        (
-            "python_program",
-            python.ok().map(|p| p.program.clone()).into(),
-        ),
-        (
-            "horovod",
-            python.ok().and_then(|p| p.horovod.clone().ok()).into(),
-        ),
-        ("torch", python.ok().and_then(|p| p.torch.clone()).into()),
-        ("gpus", Json::list(&facts.gpus, Json::from)),
-        (
-            "cuda",
-            python
-                .ok()
-                .and_then(|p| Some(p.cuda.as_ref().ok()?.0.clone()))
-                .into(),
-        ),
-        (
-            "rocm",
-            python
-                .ok()
-                .and_then(|p| Some(p.rocm.as_ref()?.0.clone()))
-                .into(),
-        ),
-        (
-            "nccl",
-            python
-                .ok()
-                .and_then(|p| Some(p.nccl.as_ref().ok()?.0.clone()))
-                .into(),
-        ),
-        ("gpus_apart", Json::list(&facts.gpus_apart, Json::from)),
-        ("omp_num_threads", facts.omp_threads.clone().into()),
-        ("memory", optional(facts.memory.as_ref())),
-        ("memory_limit", optional(facts.memory_limit.as_ref())),
-        ("dev_shm", optional(facts.shm.as_ref())),
-        ("memfd_problem", facts.memfd_problem.clone().into()),
-        ("tmp_folder", (&facts.tmp_folder).into()),
-        ("tmp", optional(facts.tmp.as_ref().ok())),
-        (
-            "limits",
-            Json::Object(vec![
-                ("nofile", limits.nofile.into()),
-                ("nofile_hard", limits.nofile_hard.into()),
-                ("nproc", limits.nproc.into()),
-                ("memlock", limits.memlock.into()),
-                ("core", limits.core.into()),
-            ]),
-        ),
-        (
-            "names",
-            Json::list(&facts.names, |(name, result)| {
-                let found = result.iter().flatten();
-                Json::Object(vec![
-                    ("name", name.into()),
-                    ("addresses", Json::list(found, |ip| ip.to_string().into())),
-                    ("problem", result.as_ref().err().cloned().into()),
-                ])
-            }),
-        ),
-    ]
+fn facts_json(facts: &HostFacts) -> Map<String, Value> {
+    let python = facts.python.as_ref().ok();
+    let names = facts.names.iter().map(|(name, result)| {
+        json!({
+            "name": name,
+            "addresses": result.as_deref().unwrap_or_default(),
+            "problem": result.as_ref().err(),
+        })
+    });
+    let found = json!({
+        "hostname": facts.hostname,
+        "os": facts.os,
+        "kernel": facts.kernel,
+        "libc": python.map(|p| &p.libc),
+        "cpus": facts.cpus,
+        "load": facts.load,
+        "python": python.map(|p| &p.version),
+        "python_program": python.map(|p| &p.program),
+        "horovod": python.and_then(|p| p.horovod.as_ref().ok()),
+        "torch": python.and_then(|p| p.torch.as_ref()),
+        "gpus": facts.gpus,
+        "cuda": python.and_then(|p| Some(&p.cuda.as_ref().ok()?.0)),
+        "rocm": python.and_then(|p| Some(&p.rocm.as_ref()?.0)),
+        "nccl": python.and_then(|p| Some(&p.nccl.as_ref().ok()?.0)),
+        "gpus_apart": facts.gpus_apart,
+        "omp_num_threads": facts.omp_threads,
+        "memory": facts.memory,
+        "memory_limit": facts.memory_limit,
+        "dev_shm": facts.shm,
+        "memfd_problem": facts.memfd_problem,
+        "tmp_folder": facts.tmp_folder,
+        "tmp": facts.tmp.as_ref().ok(),
+        "limits": facts.limits,
+        "names": names.collect::<Value>(),
+    });
+    match found {
+        Value::Object(fields) => fields,
+        _ => Map::new(),
+    }
 }

@@ -87,7 +87,7 @@ pub struct Stood {
 }
 
 /// Result of an attempt to connect to host and address.
-pub(crate) type Outcome = ((u32, SocketAddr), Result<Stood, Obstacle>);
+pub(crate) type ProbeOutcome = ((u32, SocketAddr), Result<Stood, Obstacle>);
 
 /// Launcher to agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,7 +120,7 @@ pub enum Answer {
         Result<Vec<(String, SocketAddr)>, String>,
     ),
     /// Result for each address.
-    Reached(#[serde(deserialize_with = "compact::list::<LIST_MAX, _, _>")] Vec<Outcome>),
+    Reached(#[serde(deserialize_with = "compact::list::<LIST_MAX, _, _>")] Vec<ProbeOutcome>),
     /// The host that was measured, and the result.
     Measured(u32, Result<Pace, Obstacle>),
 }

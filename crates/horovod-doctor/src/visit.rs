@@ -110,7 +110,7 @@ struct Visit<'a> {
 
 /// How far a host is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Stage {
+enum VisitStage {
     #[default]
     Starting,
     Present,
@@ -120,7 +120,7 @@ enum Stage {
 /// Answers that one host still owes.
 #[derive(Clone, Debug, Default)]
 struct Asked {
-    stage: Stage,
+    stage: VisitStage,
     clocks: u32,
     reaches: bool,
     measures: bool,
@@ -132,7 +132,7 @@ impl Visit<'_> {
             visit
                 .asked
                 .iter()
-                .all(|asked| asked.stage != Stage::Starting)
+                .all(|asked| asked.stage != VisitStage::Starting)
         })?;
         self.give_up_on_silent_hosts();
         self.until(LISTENING_BY, |visit| {
@@ -154,7 +154,7 @@ impl Visit<'_> {
     fn present(&self) -> impl Iterator<Item = usize> {
         let hosts = self.asked.iter().enumerate();
         hosts
-            .filter(|(_, asked)| asked.stage == Stage::Present)
+            .filter(|(_, asked)| asked.stage == VisitStage::Present)
             .map(|(host, _)| host)
     }
 
@@ -178,7 +178,7 @@ impl Visit<'_> {
     }
 
     fn greet(&mut self, host: usize) {
-        self.asked[host].stage = Stage::Present;
+        self.asked[host].stage = VisitStage::Present;
         self.ask_time(host);
         let is_local = self.chart.hosts[host].is_local;
         self.ask(
@@ -263,7 +263,7 @@ impl Visit<'_> {
     /// The host takes no further part.
     fn lose(&mut self, host: usize, why: String) {
         self.asked[host] = Asked {
-            stage: Stage::Absent,
+            stage: VisitStage::Absent,
             ..Asked::default()
         };
         self.chart.hosts[host].absent = Some(why);
@@ -271,7 +271,7 @@ impl Visit<'_> {
 
     fn give_up_on_silent_hosts(&mut self) {
         for host in 0..self.asked.len() {
-            if self.asked[host].stage == Stage::Starting {
+            if self.asked[host].stage == VisitStage::Starting {
                 let seconds = self.begun.elapsed().as_secs();
                 self.agents.dismiss(host);
                 self.lose(host, format!("no answer within {seconds} s"));
@@ -350,7 +350,7 @@ impl Visit<'_> {
                 let routes = [(b, a), (a, b)];
                 let open = routes.into_iter().find_map(|(from, to)| {
                     let (at, _) = self.chart.chosen(from, to)?;
-                    (self.asked[from].stage != Stage::Absent).then_some((from, to, at))
+                    (self.asked[from].stage != VisitStage::Absent).then_some((from, to, at))
                 });
                 let Some((from, to, at)) = open else { continue };
                 let errand = Errand {

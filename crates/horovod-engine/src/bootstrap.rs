@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use horovod_transport::rendezvous::{Server, ServerConfig};
-use horovod_transport::{Finder, JobKey, Place, Ports, loopback, resolve_interfaces};
+use horovod_transport::{Finder, JobKey, Ports, RendezvousPlace, loopback, resolve_interfaces};
 
 use crate::config::{Config, Environment};
 use crate::error::Error;
@@ -64,28 +64,28 @@ pub(crate) struct Standing {
     /// Rank 0's.
     server: Option<Server>,
     /// Where they met last.
-    last: Arc<Mutex<Option<Place>>>,
+    last: Arc<Mutex<Option<RendezvousPlace>>>,
     has_met: bool,
 }
 
 /// How to reach the rendezvous; for rank 0 it runs from now on.
 pub(crate) enum Rendezvous {
     /// Rank 0's own server.
-    Served(Place),
+    Served(RendezvousPlace),
     /// Rank 0 is somewhere else.
     Found(Finder),
 }
 
 impl Rendezvous {
     /// The place, if it is known; what finds it, if not.
-    pub(crate) fn split(self) -> Result<(Place, Option<Finder>), Error> {
+    pub(crate) fn split(self) -> Result<(RendezvousPlace, Option<Finder>), Error> {
         match self {
             Self::Served(place) => Ok((place, None)),
             Self::Found(finder) => {
                 // Nobody has this key; the finder brings the right one.
                 let key = JobKey::random().map_err(|e| Error::Init(e.to_string()))?;
                 let addresses = Vec::new();
-                Ok((Place { addresses, key }, Some(finder)))
+                Ok((RendezvousPlace { addresses, key }, Some(finder)))
             }
         }
     }
@@ -136,7 +136,7 @@ fn serve(
     config: &Config,
     plan: RendezvousPlan,
     standing: &mut Option<Standing>,
-) -> Result<Place, Error> {
+) -> Result<RendezvousPlace, Error> {
     let init = Error::Init;
     if let Some(Standing {
         server: Some(_),
@@ -194,7 +194,7 @@ fn serve(
         file::write(path, *on_this_host, &addresses, &key).map_err(init)?;
         addresses = server.addrs().to_vec();
     }
-    let place = Place { addresses, key };
+    let place = RendezvousPlace { addresses, key };
     *standing = Some(Standing {
         locator: plan.locator,
         size: plan.size,
@@ -205,16 +205,18 @@ fn serve(
     Ok(place)
 }
 
-fn finder(plan: RendezvousPlan, last: Arc<Mutex<Option<Place>>>) -> Finder {
+fn finder(plan: RendezvousPlan, last: Arc<Mutex<Option<RendezvousPlace>>>) -> Finder {
     Finder::new(move || {
         let found = match &plan.locator {
-            Locator::File { path, .. } => file::read(path).map(|(addresses, key)| Place {
-                addresses,
-                key: plan.key.clone().unwrap_or(key),
-            }),
+            Locator::File { path, .. } => {
+                file::read(path).map(|(addresses, key)| RendezvousPlace {
+                    addresses,
+                    key: plan.key.clone().unwrap_or(key),
+                })
+            }
             Locator::Address { host, port } => {
                 let key = plan.key.clone().ok_or("there is no key")?;
-                resolve(host, *port).map(|addresses| Place { addresses, key })
+                resolve(host, *port).map(|addresses| RendezvousPlace { addresses, key })
             }
         };
         let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);

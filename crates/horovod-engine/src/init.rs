@@ -7,7 +7,7 @@ use std::thread::{self, ThreadId};
 use horovod_collectives::SetLayout;
 use horovod_protocol::{Leaving, Rank};
 use horovod_transport::{
-    ConnectError, Interrupt, Membership, Mesh, MeshConfig, Place, Topology, fork_epoch,
+    ConnectError, Interrupt, Membership, Mesh, MeshConfig, RendezvousPlace, Topology, fork_epoch,
 };
 
 use crate::bootstrap::{self, Standing};
@@ -264,14 +264,14 @@ fn connect(
     Ok(mesh)
 }
 
-fn launchers_place(config: &Config) -> Result<Place, Error> {
+fn launchers_place(config: &Config) -> Result<RendezvousPlace, Error> {
     let Some(key) = &config.job_key else {
         return Err(Error::Init(
             "HOROVOD_RENDEZVOUS is set but HOROVOD_JOB_KEY is not: start the job with horovodrun"
                 .into(),
         ));
     };
-    Ok(Place {
+    Ok(RendezvousPlace {
         addresses: config.rendezvous.clone(),
         key: bootstrap::parse_key(key, "HOROVOD_JOB_KEY")?,
     })

@@ -26,7 +26,7 @@ pub mod accelerator {
         AdasumScope, Backend, DeviceStage, Failure, InFlight, Members, Outputs, RawStream, Results,
         Route, StageIn, Staged, Start, Started, Surroundings,
     };
-    pub use horovod_diagnosis::{DeviceStanding, OnDevice, Phase};
+    pub use horovod_diagnosis::{DevicePhase, DeviceStanding, OnDevice};
     pub use horovod_protocol::{EntryId, ExecItem, Execution};
     pub use horovod_transport::{Aborted, Idle, Notifier, Topology};
 }

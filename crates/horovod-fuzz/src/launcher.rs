@@ -5,10 +5,7 @@ use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt;
 
 use horovod_launch::args;
-use horovod_launch::frames::{
-    DialedTask, ExitStatus, FrameBuffer, FromAgent, JobSpec, Question, RankSpec, Stop, Stream,
-    Threads, ToAgent,
-};
+use horovod_launch::frames::{FrameBuffer, FromAgent, ToAgent, samples};
 use horovod_launch::hosts::{assign, parse_discovered, parse_hostfile, parse_hosts};
 
 /// A stream of frames, in pieces: the first byte says from whom, the second how long the pieces are.
@@ -50,77 +47,10 @@ fn from_agent(frame: &[u8]) {
 
 /// Valid inputs of [`frames`]: all kinds of messages of each side, in large and in small pieces.
 pub(crate) fn frames_seeds() -> Vec<Vec<u8>> {
-    let rank = |rank| RankSpec {
-        rank,
-        env: vec![("HOROVOD_RANK".into(), rank.to_string().into())],
-    };
-    let to_agent = [
-        ToAgent::Job(JobSpec {
-            inherit_env: true,
-            env: vec![("A".into(), "1".into())],
-            on_top: vec![("B".into(), OsStr::from_bytes(b"\xff\n").into())],
-            stays: false,
-            cwd: "/tmp/a b".into(),
-            command: vec!["python".into(), "train.py".into()],
-            silence_max_s: 60,
-            terminate_timeout_s: 300,
-            ranks: vec![rank(0), rank(300)],
-            is_open: true,
-        }),
-        ToAgent::Start,
-        ToAgent::Stop(Stop::Terminate),
-        ToAgent::Ping,
-        ToAgent::Spawn(rank(70_000)),
-        ToAgent::End(70_000),
-        ToAgent::CheckStopped { rank: 3, pid: 4711 },
-        ToAgent::Close,
-        ToAgent::Cause("a firewall".into()),
-        ToAgent::Examine(Question::Clock(7)),
-    ];
-    let exited = |status| FromAgent::Exited { rank: 2, status };
-    let from_agent = [
-        FromAgent::Hello {
-            version: "1".into(),
-            hostname: "h".into(),
-            task: Some(DialedTask {
-                index: 70_000,
-                attempt: 2,
-                host: "boot|h".into(),
-                host_name: "h".into(),
-                pid: 77,
-                python: "3.11.7".into(),
-            }),
-        },
-        FromAgent::Ready,
-        FromAgent::Refused {
-            code: 127,
-            why: "no".into(),
-        },
-        FromAgent::Note("well".into()),
-        FromAgent::Started { rank: 1, pid: 77 },
-        FromAgent::Output {
-            rank: 2,
-            stream: Stream::Stderr,
-            bytes: vec![0xff, b'\r'],
-        },
-        exited(ExitStatus::Code(-1)),
-        exited(ExitStatus::Signal(9)),
-        FromAgent::StoppedState {
-            rank: 2,
-            is_stopped: true,
-        },
-        FromAgent::Threads(Threads {
-            threads: 1,
-            cores: 2,
-            ranks: 300,
-            is_openmp: true,
-        }),
-        FromAgent::Done,
-    ];
     let mut streams = [Vec::new(), Vec::new()];
     let [to, from] = &mut streams;
-    to_agent.iter().for_each(|message| message.encode(to));
-    from_agent.iter().for_each(|message| message.encode(from));
+    (samples::to_agent().iter()).for_each(|message| message.encode(to));
+    (samples::from_agent("1").iter()).for_each(|message| message.encode(from));
     let sides = (0u8..).zip(&streams);
     sides
         .flat_map(|(side, stream)| [0, 255].map(|piece| [&[side, piece], &stream[..]].concat()))

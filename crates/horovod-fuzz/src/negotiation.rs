@@ -34,7 +34,7 @@ struct Setup {
 }
 
 #[derive(Debug, Arbitrary)]
-enum Step {
+enum FuzzStep {
     Submit(u8, Wanted),
     /// Every rank asks for the same.
     All(Wanted),
@@ -156,7 +156,7 @@ pub(crate) fn steps(bytes: &[u8]) {
         if input.is_empty() {
             break;
         }
-        let Ok(step) = Step::arbitrary(&mut input) else {
+        let Ok(step) = FuzzStep::arbitrary(&mut input) else {
             break;
         };
         job.step(step);
@@ -220,25 +220,25 @@ impl Job {
         (0..self.nodes.len() as u32).map(Rank)
     }
 
-    fn step(&mut self, step: Step) {
+    fn step(&mut self, step: FuzzStep) {
         match step {
-            Step::Submit(rank, wanted) => self.submit(self.rank(rank), &wanted.request()),
-            Step::All(wanted) => {
+            FuzzStep::Submit(rank, wanted) => self.submit(self.rank(rank), &wanted.request()),
+            FuzzStep::All(wanted) => {
                 let request = wanted.request();
                 self.ranks().for_each(|rank| self.submit(rank, &request));
             }
-            Step::Deliver(which) => self.deliver_one(usize::from(which)),
-            Step::DeliverAll => self.deliver_all(),
-            Step::Pass(ms) => self.pass(u64::from(ms) * MS),
-            Step::Tune(value) => {
+            FuzzStep::Deliver(which) => self.deliver_one(usize::from(which)),
+            FuzzStep::DeliverAll => self.deliver_all(),
+            FuzzStep::Pass(ms) => self.pass(u64::from(ms) * MS),
+            FuzzStep::Tune(value) => {
                 self.coordinator
                     .announce_tuning(&vec![u64::from(value); usize::from(value) % 65]);
                 self.drain_coordinator();
             }
-            Step::Threshold(bytes) => self.coordinator.set_fusion_threshold(u64::from(bytes)),
-            Step::Shutdown(rank) => self.shut_down(self.rank(rank)),
-            Step::Die(rank) => self.die(self.rank(rank)),
-            Step::Twice(which) => {
+            FuzzStep::Threshold(bytes) => self.coordinator.set_fusion_threshold(u64::from(bytes)),
+            FuzzStep::Shutdown(rank) => self.shut_down(self.rank(rank)),
+            FuzzStep::Die(rank) => self.die(self.rank(rank)),
+            FuzzStep::Twice(which) => {
                 self.honest = false;
                 let nth = self.waiting(usize::from(which));
                 if let Some(queue) = nth.and_then(|link| self.links.get_mut(&link))
@@ -248,7 +248,7 @@ impl Job {
                 }
                 self.deliver_one(usize::from(which));
             }
-            Step::Up(from, bytes) => {
+            FuzzStep::Up(from, bytes) => {
                 self.honest = false;
                 let from = self.rank(from);
                 let to = self.above(from);
@@ -257,7 +257,7 @@ impl Job {
                     self.arrive_up(from, to, &message);
                 }
             }
-            Step::Down(from, to, bytes) => {
+            FuzzStep::Down(from, to, bytes) => {
                 self.honest = false;
                 let (from, to) = (self.rank(from), self.rank(to));
                 if let Ok(mut message) = ToWorker::decode(&bytes) {

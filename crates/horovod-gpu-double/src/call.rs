@@ -58,14 +58,14 @@ impl DerefMut for Call {
 }
 
 /// How a call ended: the error code, if it failed.
-pub(crate) type Outcome = Result<(), i32>;
+pub(crate) type CallOutcome = Result<(), i32>;
 
 /// One call of the driver.
 pub(crate) fn driver(
     name: &'static str,
     need: Need,
     arguments: fmt::Arguments<'_>,
-    body: impl FnOnce(&mut Call) -> Outcome,
+    body: impl FnOnce(&mut Call) -> CallOutcome,
 ) -> i32 {
     if is_forked() && need != Need::Nothing {
         return codes::NOT_INITIALIZED;
@@ -86,7 +86,7 @@ pub(crate) fn driver(
 
 impl Call {
     /// Counts the call; the fault that is due.
-    pub(crate) fn enter(&mut self) -> Outcome {
+    pub(crate) fn enter(&mut self) -> CallOutcome {
         let name = self.name;
         let count = self.state.counts.entry(name.to_owned()).or_insert(0);
         *count += 1;
@@ -112,7 +112,7 @@ impl Call {
         Ok(())
     }
 
-    fn rules(&mut self, need: Need) -> Outcome {
+    fn rules(&mut self, need: Need) -> CallOutcome {
         if need == Need::Nothing {
             return Ok(());
         }
@@ -152,7 +152,7 @@ impl Call {
     }
 
     /// A call that may synchronise invalidates the captures that it would disturb.
-    pub(crate) fn forbid_in_capture(&mut self) -> Outcome {
+    pub(crate) fn forbid_in_capture(&mut self) -> CallOutcome {
         let (mode, number) = thread::with(|thread| (thread.capture_mode, thread.number));
         let mut disturbed = 0;
         for capture in self.state.forbidding_captures(mode, number) {
@@ -179,7 +179,7 @@ impl Call {
 ///
 /// # Safety
 /// `to` is null or valid for a write of `T`.
-pub(crate) unsafe fn put<T>(to: *mut T, value: T) -> Outcome {
+pub(crate) unsafe fn put<T>(to: *mut T, value: T) -> CallOutcome {
     if to.is_null() {
         return Err(codes::INVALID_VALUE);
     }

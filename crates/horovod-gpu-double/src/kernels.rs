@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use horovod_protocol::DType;
 
 use crate::memory::Access;
-use crate::stream::Work;
+use crate::stream::StreamWork;
 
 /// Most copies of one batch.
 pub(crate) const BATCH_MAX: usize = 160;
@@ -89,7 +89,7 @@ impl Kernel {
         self,
         parameters: *const *const c_void,
         rows: usize,
-    ) -> Option<(Vec<Access>, Work)> {
+    ) -> Option<(Vec<Access>, StreamWork)> {
         // SAFETY: the caller's promise, for the kernels that have so many.
         let word = |i: usize| unsafe { (*parameters.add(i)).cast::<u64>().read_unaligned() };
         let ranges = |to: u64, size_to: u64, from: u64, size_from: u64, count: u64| {
@@ -108,7 +108,7 @@ impl Kernel {
                     (word(0), word(1), word(2), f64::from_bits(word(3)));
                 let size = dtype.size() as u64;
                 let accesses = ranges(to, size, from, size, count)?;
-                let work = Work::Local(Box::new(move || {
+                let work = StreamWork::Local(Box::new(move || {
                     let (from, to) = (from as *const u8, to as *mut u8);
                     // SAFETY: the ranges were checked, are live, and are equal or do not overlap, or that is a
                     // violation already.
@@ -119,7 +119,7 @@ impl Kernel {
             Self::Fill(size) => {
                 let (to, count, pattern) = (word(0), word(1), word(2).to_le_bytes());
                 let bytes = count.checked_mul(size)?;
-                let work = Work::Local(Box::new(move || {
+                let work = StreamWork::Local(Box::new(move || {
                     for i in 0..count {
                         let at = (to + i * size) as *mut u8;
                         // SAFETY: the range was checked and is live.
@@ -174,6 +174,6 @@ impl Kernel {
     }
 }
 
-fn each(count: u64, body: impl Fn(usize) + Send + 'static) -> Work {
-    Work::Local(Box::new(move || (0..count as usize).for_each(body)))
+fn each(count: u64, body: impl Fn(usize) + Send + 'static) -> StreamWork {
+    StreamWork::Local(Box::new(move || (0..count as usize).for_each(body)))
 }

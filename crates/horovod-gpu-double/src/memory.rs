@@ -18,7 +18,7 @@ const POISONED_MAX: u64 = 1 << 20;
 
 /// Whose memory it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum MemoryKind {
     /// Of `cuMemAlloc`, `cuMemAllocAsync`, `double_alloc`.
     Device,
     /// Host memory that poses as a device's (`double_register`).
@@ -29,7 +29,7 @@ pub(crate) enum Kind {
     HostRegistered,
 }
 
-impl Kind {
+impl MemoryKind {
     pub(crate) fn is_on_device(self) -> bool {
         matches!(self, Self::Device | Self::Posing)
     }
@@ -96,7 +96,7 @@ pub(crate) struct Allocation {
     pub(crate) start: u64,
     pub(crate) bytes: u64,
     pub(crate) device: i32,
-    pub(crate) kind: Kind,
+    pub(crate) kind: MemoryKind,
     records: Vec<Record>,
 }
 
@@ -131,7 +131,7 @@ fn arena() -> Option<u64> {
 
 impl Memory {
     /// New memory of the arena; `None` when that is used up.
-    pub(crate) fn allocate(&mut self, bytes: u64, device: i32, kind: Kind) -> Option<u64> {
+    pub(crate) fn allocate(&mut self, bytes: u64, device: i32, kind: MemoryKind) -> Option<u64> {
         let start = arena()?;
         // A page that belongs to nobody lies behind each allocation.
         let room = bytes.next_multiple_of(PAGE).checked_add(PAGE)?;
@@ -149,7 +149,7 @@ impl Memory {
     }
 
     /// Foreign memory becomes known. `false`: it overlaps something that is.
-    pub(crate) fn insert(&mut self, start: u64, bytes: u64, device: i32, kind: Kind) -> bool {
+    pub(crate) fn insert(&mut self, start: u64, bytes: u64, device: i32, kind: MemoryKind) -> bool {
         if self.overlapping(start, bytes).is_some() {
             return false;
         }
@@ -223,7 +223,7 @@ impl Memory {
     pub(crate) fn used_by(&self, device: i32) -> u64 {
         self.live
             .values()
-            .filter(|a| a.device == device && a.kind == Kind::Device)
+            .filter(|a| a.device == device && a.kind == MemoryKind::Device)
             .map(|a| a.bytes)
             .sum()
     }
@@ -322,7 +322,7 @@ impl Memory {
 
     /// Lets the system have the pages of what was freed; the addresses stay reserved.
     pub(crate) fn give_back(gone: &Allocation) {
-        if matches!(gone.kind, Kind::Device | Kind::Pinned) && gone.bytes > 0 {
+        if matches!(gone.kind, MemoryKind::Device | MemoryKind::Pinned) && gone.bytes > 0 {
             // Over the old ones, which frees their page tables as well. Without it they only stay.
             map(
                 gone.start,

@@ -7,8 +7,8 @@ use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use crate::nccl;
-use crate::state::{Locked, State, lock, notify};
-use crate::stream::{Operation, Work};
+use crate::state::{DriverState, Locked, lock, notify};
+use crate::stream::{Operation, StreamWork};
 use crate::thread;
 
 /// Starts the thread, once per process.
@@ -32,7 +32,7 @@ fn run() {
     }
 }
 
-impl State {
+impl DriverState {
     /// Takes the next operation out of a stream; else how long to wait for the first that may run.
     fn choose(&mut self) -> Result<(u64, Operation), Option<Duration>> {
         let eligible: Vec<u64> = self
@@ -41,7 +41,7 @@ impl State {
             .filter(|(_, stream)| !stream.is_running)
             .filter(|(_, stream)| {
                 stream.queue.front().is_some_and(|operation| {
-                    let is_open = !matches!(operation.work, Work::Gate(gate) if self.closed_gates.contains(&gate));
+                    let is_open = !matches!(operation.work, StreamWork::Gate(gate) if self.closed_gates.contains(&gate));
                     is_open && operation.after.iter().all(|place| self.has_passed(*place))
                 })
             })
@@ -100,16 +100,16 @@ fn carry_out(state: &mut Locked, id: u64, operation: Operation) {
         .iter()
         .all(|allocation| state.memory.is_live(*allocation));
     match operation.work {
-        Work::Local(body) if all_live => {
+        StreamWork::Local(body) if all_live => {
             state.touching += 1;
             state.unlocked(body);
             state.touching -= 1;
             notify();
         }
         // Operations without their memory were reported as a violation when the memory was freed.
-        Work::EndOf(allocation) => state.memory.end(allocation),
-        Work::Nothing | Work::Gate(_) | Work::Local(_) => {}
-        Work::HostFunction(function, argument) => {
+        StreamWork::EndOf(allocation) => state.memory.end(allocation),
+        StreamWork::Nothing | StreamWork::Gate(_) | StreamWork::Local(_) => {}
+        StreamWork::HostFunction(function, argument) => {
             state.host_learns(&operation.clock);
             state.unlocked(|| {
                 thread::with(|thread| thread.in_host_function = true);
@@ -117,7 +117,7 @@ fn carry_out(state: &mut Locked, id: u64, operation: Operation) {
                 thread::with(|thread| thread.in_host_function = false);
             });
         }
-        Work::Record(event) => {
+        StreamWork::Record(event) => {
             if let Some(event) = state.events.get_mut(&event)
                 && event
                     .recorded
@@ -127,7 +127,7 @@ fn carry_out(state: &mut Locked, id: u64, operation: Operation) {
                 event.reached = Some(Instant::now());
             }
         }
-        Work::Launch(communicator, launch) => {
+        StreamWork::Launch(communicator, launch) => {
             // It completes the operation when all parts have ended.
             if nccl::communicator::begin(state, communicator, launch, all_live) {
                 return;

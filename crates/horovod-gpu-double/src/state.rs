@@ -15,13 +15,22 @@ use crate::memory::{Access, Accessor, Memory};
 use crate::module::Module;
 use crate::nccl::communicator::Communicator;
 use crate::random::Random;
-use crate::stream::{Capture, Event, Operation, Position, Stream, Work};
+use crate::stream::{Capture, Event, Operation, Position, Stream, StreamWork};
 use crate::thread;
 
 /// More complaints than these are only counted.
 const VIOLATIONS_MAX: usize = 1000;
 
-pub(crate) struct State {
+/// Limits of an operation beside the order of its stream.
+pub(crate) enum Limits<'a> {
+    None,
+    /// It comes after these places in other streams.
+    After(&'a [(Position, Clock)]),
+    /// It takes at least so long.
+    AtLeast(Duration),
+}
+
+pub(crate) struct DriverState {
     pub(crate) config: Config,
     log: Option<File>,
     pub(crate) violations: Vec<String>,
@@ -50,12 +59,12 @@ pub(crate) struct State {
     pub(crate) last_error: String,
 }
 
-static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
+static STATE: LazyLock<Mutex<DriverState>> = LazyLock::new(|| {
     let (config, complaint) = match Config::from_environment() {
         Ok(config) => (config, None),
         Err(complaint) => (Config::default(), Some(complaint)),
     };
-    let mut state = State::new(config);
+    let mut state = DriverState::new(config);
     if let Some(complaint) = complaint {
         state.violation("settings", &complaint);
     }
@@ -66,7 +75,7 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
 static CHANGED: Condvar = Condvar::new();
 
 /// The state, locked; it can be waited with.
-pub(crate) struct Locked(Option<MutexGuard<'static, State>>);
+pub(crate) struct Locked(Option<MutexGuard<'static, DriverState>>);
 
 /// Locks the state.
 pub(crate) fn lock() -> Locked {
@@ -92,7 +101,7 @@ impl Locked {
     }
 
     /// Sleeps until `holds`.
-    pub(crate) fn wait_until(&mut self, mut holds: impl FnMut(&mut State) -> bool) {
+    pub(crate) fn wait_until(&mut self, mut holds: impl FnMut(&mut DriverState) -> bool) {
         while !holds(self) {
             self.sleep();
         }
@@ -108,12 +117,12 @@ impl Locked {
 }
 
 impl Deref for Locked {
-    type Target = State;
+    type Target = DriverState;
     #[expect(
         clippy::expect_used,
         reason = "the guard is missing only within the methods above"
     )]
-    fn deref(&self) -> &State {
+    fn deref(&self) -> &DriverState {
         self.0.as_ref().expect("locked")
     }
 }
@@ -123,7 +132,7 @@ impl DerefMut for Locked {
         clippy::expect_used,
         reason = "the guard is missing only within the methods above"
     )]
-    fn deref_mut(&mut self) -> &mut State {
+    fn deref_mut(&mut self) -> &mut DriverState {
         self.0.as_mut().expect("locked")
     }
 }
@@ -133,7 +142,7 @@ fn open_log(config: &Config) -> Option<File> {
     File::options().create(true).append(true).open(path).ok()
 }
 
-impl State {
+impl DriverState {
     fn new(config: Config) -> Self {
         let log = open_log(&config);
         let mut state = Self {
@@ -321,21 +330,25 @@ impl State {
         id: u64,
         what: &str,
         accesses: &[Access],
-        work: Work,
+        work: StreamWork,
     ) -> Result<Position, i32> {
-        self.submit_after(id, what, accesses, work, &[], Duration::ZERO)
+        self.submit_within(id, what, accesses, work, Limits::None)
     }
 
-    /// [`State::submit`] of what also comes after places in other streams, and of what takes at least `duration`.
-    pub(crate) fn submit_after(
+    /// [`DriverState::submit`] within limits.
+    pub(crate) fn submit_within(
         &mut self,
         id: u64,
         what: &str,
         accesses: &[Access],
-        work: Work,
-        after: &[(Position, Clock)],
-        duration: Duration,
+        work: StreamWork,
+        limits: Limits<'_>,
     ) -> Result<Position, i32> {
+        let (after, duration) = match limits {
+            Limits::None => (&[][..], Duration::ZERO),
+            Limits::After(places) => (places, Duration::ZERO),
+            Limits::AtLeast(duration) => (&[][..], duration),
+        };
         let (others, is_default) = self.implied_order(id, what)?;
         let host = self.host.clone();
         let Some(stream) = self.streams.get_mut(&id) else {

@@ -22,7 +22,7 @@ pub(crate) struct Capture {
 }
 
 /// Effect of an operation when it is the stream's next.
-pub(crate) enum Work {
+pub(crate) enum StreamWork {
     /// Only its place counts: a wait.
     Nothing,
     /// Moves or computes bytes.
@@ -41,7 +41,7 @@ pub(crate) enum Work {
 
 pub(crate) struct Operation {
     pub(crate) number: u64,
-    pub(crate) work: Work,
+    pub(crate) work: StreamWork,
     /// Operations that must have ended before.
     pub(crate) after: Vec<Position>,
     /// Allocations that it uses.

@@ -13,25 +13,30 @@ use crate::config::Config;
 use crate::driver::memory::{allocate, copy_work, free, free_in_stream, write_work};
 use crate::driver::stream::synchronize;
 use crate::handles::{Handle, Sort, decode};
-use crate::memory::{Access, Kind};
+use crate::memory::{Access, MemoryKind};
 use crate::scheduler;
-use crate::state::{Locked, lock};
-use crate::stream::{Capture, Work};
+use crate::state::{Limits, Locked, lock};
+use crate::stream::{Capture, StreamWork};
 use crate::thread;
 
 /// Memory of a device; 0: there is none left.
 #[unsafe(no_mangle)]
 pub extern "C" fn double_alloc(device: c_int, bytes: usize) -> u64 {
     let mut state = lock();
-    allocate(&mut state, bytes.max(1) as u64, device, Kind::Device).unwrap_or(0)
+    allocate(&mut state, bytes.max(1) as u64, device, MemoryKind::Device).unwrap_or(0)
 }
 
 /// The host gives memory back; it must have seen all use of it end. 0: done.
 #[unsafe(no_mangle)]
 pub extern "C" fn double_free(address: u64) -> c_int {
-    free(&mut lock(), address, "double_free", Kind::is_on_device)
-        .err()
-        .unwrap_or(0)
+    free(
+        &mut lock(),
+        address,
+        "double_free",
+        MemoryKind::is_on_device,
+    )
+    .err()
+    .unwrap_or(0)
 }
 
 /// Memory goes back in the order of a stream, as a framework's caching allocator does it. 0: done.
@@ -58,14 +63,14 @@ pub unsafe extern "C" fn double_register(
     c_int::from(
         !state
             .memory
-            .insert(memory as u64, bytes as u64, device, Kind::Posing),
+            .insert(memory as u64, bytes as u64, device, MemoryKind::Posing),
     )
 }
 
 /// [`double_free`] of memory that poses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn double_unregister(memory: *mut c_void) -> c_int {
-    let is_posing = |kind| kind == Kind::Posing;
+    let is_posing = |kind| kind == MemoryKind::Posing;
     free(&mut lock(), memory as u64, "double_unregister", is_posing)
         .err()
         .unwrap_or(0)
@@ -151,7 +156,8 @@ pub unsafe extern "C" fn double_stream_sleep(stream: Handle, microseconds: u64) 
     let mut state = lock();
     let duration = Duration::from_micros(microseconds);
     with_stream(&mut state, stream, 0, "double_stream_sleep", |state, id| {
-        state.submit_after(id, "double_stream_sleep", &[], Work::Nothing, &[], duration)?;
+        let limits = Limits::AtLeast(duration);
+        state.submit_within(id, "double_stream_sleep", &[], StreamWork::Nothing, limits)?;
         Ok(())
     })
 }
@@ -163,7 +169,7 @@ pub unsafe extern "C" fn double_stream_gate(stream: Handle) -> u64 {
     let gate = state.new_id();
     state.closed_gates.insert(gate);
     let code = with_stream(&mut state, stream, 0, "double_stream_gate", |state, id| {
-        state.submit(id, "double_stream_gate", &[], Work::Gate(gate))?;
+        state.submit(id, "double_stream_gate", &[], StreamWork::Gate(gate))?;
         Ok(())
     });
     if code == 0 { gate } else { 0 }

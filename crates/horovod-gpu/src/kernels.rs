@@ -103,6 +103,31 @@ pub struct DeviceCopy {
     pub bytes: u64,
 }
 
+/// Operands of a kernel that converts each element by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Elements {
+    /// Their type; of the 16-bit side where a kernel changes the width.
+    pub dtype: DType,
+    /// How many.
+    pub count: usize,
+    /// Where to.
+    pub dst: u64,
+    /// Where from.
+    pub src: u64,
+}
+
+impl Elements {
+    /// The results replace the operands at `at`.
+    pub fn in_place(dtype: DType, count: usize, at: u64) -> Self {
+        Self {
+            dtype,
+            count,
+            dst: at,
+            src: at,
+        }
+    }
+}
+
 /// The parameter of `hvd_copy_batch`.
 #[repr(C)]
 struct CopyTable {
@@ -149,12 +174,15 @@ impl Kernels {
     pub unsafe fn scale(
         &self,
         stream: &Stream,
-        dtype: DType,
-        dst: u64,
-        src: u64,
-        count: usize,
+        elements: Elements,
         factor: f64,
     ) -> Result<(), GpuError> {
+        let Elements {
+            dtype,
+            count,
+            dst,
+            src,
+        } = elements;
         let entry = match dtype {
             DType::F16 => Entry::ScaleF16,
             DType::BF16 => Entry::ScaleBf16,
@@ -266,44 +294,30 @@ impl Kernels {
         Ok(())
     }
 
-    /// Turns 16-bit integers into 32-bit ones of the same value.
+    /// Turns 16-bit integers, of the given type, into 32-bit ones of the same value.
     ///
     /// # Safety
     /// As [`Self::scale`]; the ranges do not overlap.
-    pub unsafe fn widen(
-        &self,
-        stream: &Stream,
-        dtype: DType,
-        dst_i32: u64,
-        src: u64,
-        count: usize,
-    ) -> Result<(), GpuError> {
-        let entry = match dtype {
+    pub unsafe fn widen(&self, stream: &Stream, elements: Elements) -> Result<(), GpuError> {
+        let entry = match elements.dtype {
             DType::I16 => Entry::WidenI16,
             DType::U16 => Entry::WidenU16,
-            _ => return Err(unsupported("widen", "int16 and uint16", dtype)),
+            dtype => return Err(unsupported("widen", "int16 and uint16", dtype)),
         };
         // SAFETY: the caller's promise.
-        unsafe { self.convert(stream, entry, dst_i32, src, count) }
+        unsafe { self.convert(stream, entry, elements) }
     }
 
-    /// The lower 16 bits of 32-bit integers.
+    /// Keeps the lower 16 bits, of the given type, of 32-bit integers.
     ///
     /// # Safety
     /// As [`Self::widen`].
-    pub unsafe fn narrow(
-        &self,
-        stream: &Stream,
-        dtype: DType,
-        dst: u64,
-        src_i32: u64,
-        count: usize,
-    ) -> Result<(), GpuError> {
-        if !matches!(dtype, DType::I16 | DType::U16) {
-            return Err(unsupported("narrow", "int16 and uint16", dtype));
+    pub unsafe fn narrow(&self, stream: &Stream, elements: Elements) -> Result<(), GpuError> {
+        if !matches!(elements.dtype, DType::I16 | DType::U16) {
+            return Err(unsupported("narrow", "int16 and uint16", elements.dtype));
         }
         // SAFETY: the caller's promise.
-        unsafe { self.convert(stream, Entry::Narrow16, dst, src_i32, count) }
+        unsafe { self.convert(stream, Entry::Narrow16, elements) }
     }
 
     /// # Safety
@@ -312,11 +326,10 @@ impl Kernels {
         &self,
         stream: &Stream,
         entry: Entry,
-        dst: u64,
-        src: u64,
-        count: usize,
+        elements: Elements,
     ) -> Result<(), GpuError> {
-        let (mut dst, mut src, mut elements) = (dst, src, count as u64);
+        let (mut dst, mut src) = (elements.dst, elements.src);
+        let mut elements = elements.count as u64;
         // SAFETY: the parameters of hvd_widen_* and hvd_narrow_16, and the caller's promise.
         unsafe {
             self.launch(

@@ -32,10 +32,10 @@ pub use driver::Driver;
 pub use error::{GpuError, MemoryPlace};
 pub use event::Event;
 pub use executor::{
-    AllReduce, Call, Executor, ExecutorProgress, ExecutorSettings, Group, HostMemory, Launch,
-    Operand, Phase, ReduceScatter, Reduction, Work, WorkError, WorkProgress,
+    AllReduce, AllReduceInput, Call, Executor, ExecutorProgress, ExecutorSettings, GpuWork, Group,
+    HostMemory, Launch, ReduceScatter, Reduction, WorkError, WorkPhase, WorkProgress,
 };
-pub use kernels::{DeviceCopy, Kernels};
+pub use kernels::{DeviceCopy, Elements, Kernels};
 pub use load::{
     Found, Search, Stack, choose_stack, driver, find_driver, find_nccl, is_initialised, nccl,
     set_default_search, set_search, stack,

@@ -211,7 +211,7 @@ fn complete(mut options: Options) -> Result<Options, UsageError> {
     if options.command.is_empty() {
         return refuse("no command given: what should each process run?");
     }
-    let notes = options.mpi.check(options.elastic.is_on(), options.dialed);
+    let notes = options.mpi.check(&options);
     options.notes.extend(notes.map_err(UsageError)?);
     if options.mpi.starter == Starter::Jsrun && !options.network_interfaces.is_empty() {
         options.notes.push(format!(

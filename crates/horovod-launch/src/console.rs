@@ -26,7 +26,7 @@ pub(crate) enum Target {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ConsoleQueue {
     queue: VecDeque<(Target, Vec<u8>)>,
     files: Vec<(PathBuf, File)>,
     events: Option<File>,
@@ -38,12 +38,12 @@ struct State {
 
 #[derive(Debug, Default)]
 struct ConsoleState {
-    state: Mutex<State>,
+    state: Mutex<ConsoleQueue>,
     changed: Condvar,
 }
 
 impl ConsoleState {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ConsoleQueue> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

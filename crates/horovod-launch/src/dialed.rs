@@ -14,7 +14,7 @@ use crate::frames::{DialedTask, FromAgent, Variables};
 use crate::hosts::{self, Host, HostSlot, HostsError, Placement};
 use crate::io::{Interest, wait};
 use crate::launch::LaunchError;
-use crate::link::{HostLink, Stage};
+use crate::link::{HostLink, HostStage};
 use crate::mpi::Started;
 use crate::output::Output;
 use crate::rendezvous::Reach;
@@ -254,7 +254,7 @@ pub(crate) fn gather(
             }
             if result.is_err() {
                 link.kill();
-                link.stage = Stage::Lost;
+                link.stage = HostStage::Lost;
                 if is_verbose {
                     let text = format!("horovodrun: {} has gone again", link.name());
                     output.note(&text);
@@ -311,7 +311,7 @@ fn greet(link: &mut HostLink, message: FromAgent, size: u32) -> Option<String> {
     {
         return Some(format!("is none of the {size} tasks of this job"));
     }
-    link.stage = Stage::Greeted;
+    link.stage = HostStage::Greeted;
     link.task = task;
     None
 }
@@ -347,7 +347,7 @@ fn drop_outdated(links: &mut [HostLink]) {
     for (at, link) in links.iter_mut().enumerate() {
         if link.task.is_some() && !kept.contains(&at) {
             link.kill();
-            link.stage = Stage::Lost;
+            link.stage = HostStage::Lost;
         }
     }
 }
@@ -530,7 +530,7 @@ mod tests {
         };
         let link = |attempt| {
             let mut link = HostLink::dialed(1, stream()).expect("a stream");
-            link.stage = Stage::Greeted;
+            link.stage = HostStage::Greeted;
             link.task = Some(task(1, attempt, "h"));
             link
         };

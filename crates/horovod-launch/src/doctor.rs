@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use horovod_doctor::{Agents, Form, Job, JobPlan, News, Patient, Question, output_of};
 
 use crate::args::Options;
-use crate::endings::let_go;
+use crate::endings::{Kill, let_go};
 use crate::frames::{FromAgent, ToAgent, Variables};
 use crate::hosts::{self, Host, Placement};
 use crate::io::{Interest, wait};
 use crate::launch::{LaunchError, open_links, ssh_of, wanted_hosts};
-use crate::link::{HostLink, Stage};
+use crate::link::{HostLink, HostStage};
 use crate::signals::Signals;
 use crate::{environment, parent_watch, platform, remote};
 
@@ -129,12 +129,12 @@ impl Links<'_> {
             wait(&[Interest::read(self.signals.as_fd())], Some(until))?;
             let _ = self.signals.take();
         }
-        let_go(&mut self.links, &mut self.signals, false)
+        let_go(&mut self.links, &mut self.signals, Kill::AtOnce)
     }
 
     fn lose(&mut self, host: usize, why: &str) -> String {
         let link = &mut self.links[host];
-        let why = match link.stage == Stage::Greeted {
+        let why = match link.stage == HostStage::Greeted {
             true => link.with_words(why),
             false => link.why_not_started(),
         };
@@ -176,7 +176,7 @@ impl Agents for Links<'_> {
                     FromAgent::Hello { version, .. } => {
                         match remote::other_version(&version) {
                             None => {
-                                self.links[host].stage = Stage::Greeted;
+                                self.links[host].stage = HostStage::Greeted;
                                 news.push((host, News::Greeted));
                             }
                             Some(problem) => {
@@ -204,7 +204,7 @@ impl Agents for Links<'_> {
     fn dismiss(&mut self, host: usize) {
         let link = &mut self.links[host];
         link.kill();
-        link.stage = Stage::Lost;
+        link.stage = HostStage::Lost;
     }
 }
 

@@ -17,19 +17,23 @@ const AGENT_GRACE: Duration = Duration::from_secs(5);
 /// How long the last output may wait for a reader after a signal.
 pub(crate) const CONSOLE_GRACE: Duration = Duration::from_secs(2);
 
-/// Waits for the agents' processes; what is still there then is killed, at once if nothing was started.
-pub(crate) fn let_go(
-    links: &mut [HostLink],
-    signals: &mut Signals,
-    was_running: bool,
-) -> io::Result<()> {
+/// When agents that have not ended are killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kill {
+    /// They have started nothing.
+    AtOnce,
+    AfterGrace,
+}
+
+/// Waits for the agents' processes, and kills those that remain.
+pub(crate) fn let_go(links: &mut [HostLink], signals: &mut Signals, kill: Kill) -> io::Result<()> {
     let deadline = Instant::now() + AGENT_GRACE;
     for link in links.iter_mut() {
         link.hang_up();
     }
     while links.iter_mut().any(|link| !link.has_ended()) {
         let now = Instant::now();
-        if now >= deadline || !was_running {
+        if now >= deadline || kill == Kill::AtOnce {
             links.iter_mut().for_each(HostLink::kill);
         }
         let _ = signals.take();

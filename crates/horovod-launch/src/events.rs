@@ -7,11 +7,12 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::net::SocketAddr;
 
+use serde_json::json;
+
 use crate::environment;
 use crate::frames::ExitStatus;
 use crate::platform;
 use crate::report::Cause;
-use horovod_doctor::Json;
 
 /// Grows when an event or a field changes its meaning or goes.
 pub(crate) const VERSION: u32 = 1;
@@ -52,14 +53,14 @@ pub(crate) enum Event {
 pub(crate) struct End {
     /// The launcher's exit status.
     pub(crate) status: u8,
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: JobOutcome,
     /// The launcher's report on the end; empty after success.
     pub(crate) report: String,
 }
 
 /// In one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum JobOutcome {
     Success,
     /// The call was wrong; nothing was started.
     Usage,
@@ -71,72 +72,55 @@ pub(crate) enum Outcome {
 impl Event {
     /// Its line.
     pub(crate) fn to_line(&self) -> String {
-        let (name, mut fields) = match self {
-            Self::Begin => (
-                "begin",
-                vec![
-                    ("version", VERSION.into()),
-                    ("horovodrun", env!("CARGO_PKG_VERSION").into()),
-                ],
-            ),
-            Self::Listening(addresses) => (
-                "listening",
-                vec![(
-                    "addresses",
-                    Json::list(addresses, |address| address.to_string().into()),
-                )],
-            ),
-            Self::Started { worker, host, pid } => (
-                "started",
-                vec![
-                    ("worker", (*worker).into()),
-                    ("host", host.into()),
-                    ("pid", (*pid).into()),
-                ],
-            ),
-            Self::Round(workers) => (
-                "round",
-                vec![("workers", Json::list(workers.iter().copied(), Json::from))],
-            ),
+        let line = match self {
+            Self::Begin => json!({
+                "event": "begin",
+                "version": VERSION,
+                "horovodrun": env!("CARGO_PKG_VERSION"),
+            }),
+            Self::Listening(addresses) => json!({"event": "listening", "addresses": addresses}),
+            Self::Started { worker, host, pid } => {
+                json!({"event": "started", "worker": worker, "host": host, "pid": pid})
+            }
+            Self::Round(workers) => json!({"event": "round", "workers": workers}),
             Self::Ended {
                 worker,
                 host,
                 cause,
             } => {
-                let mut fields = vec![("worker", (*worker).into()), ("host", host.into())];
-                fields.extend(status_of(cause));
-                fields.push(("cause", cause.text().into()));
-                ("ended", fields)
+                let mut line = json!({"event": "ended", "worker": worker, "host": host});
+                if let Some((name, number)) = status_of(cause) {
+                    line[name] = number.into();
+                }
+                line["cause"] = cause.text().into();
+                line
             }
-            Self::End(end) => (
-                "end",
-                vec![
-                    ("status", u32::from(end.status).into()),
-                    ("outcome", end.outcome.name().into()),
-                    ("report", (&end.report).into()),
-                ],
-            ),
+            Self::End(end) => json!({
+                "event": "end",
+                "status": end.status,
+                "outcome": end.outcome.name(),
+                "report": end.report,
+            }),
         };
-        fields.insert(0, ("event", name.into()));
-        format!("{}\n", Json::Object(fields))
+        format!("{line}\n")
     }
 }
 
 /// The exit code or the signal, where a process has ended; neither where its host was lost.
-fn status_of(cause: &Cause) -> Option<(&'static str, Json)> {
+fn status_of(cause: &Cause) -> Option<(&'static str, i32)> {
     let status = match cause {
         Cause::Exit(status) | Cause::Silent(_, status) => status,
         Cause::Absent => &ExitStatus::Code(0),
         Cause::HostLost(_) => return None,
     };
     Some(match status {
-        ExitStatus::Code(code) => ("code", Json::Number(f64::from(*code))),
-        ExitStatus::Signal(signal) => ("signal", Json::Number(f64::from(*signal))),
-        ExitStatus::OutOfMemory => ("signal", Json::Number(f64::from(libc::SIGKILL))),
+        ExitStatus::Code(code) => ("code", *code),
+        ExitStatus::Signal(signal) => ("signal", *signal),
+        ExitStatus::OutOfMemory => ("signal", libc::SIGKILL),
     })
 }
 
-impl Outcome {
+impl JobOutcome {
     fn name(self) -> &'static str {
         match self {
             Self::Success => "success",
@@ -193,11 +177,11 @@ mod tests {
         let version = env!("CARGO_PKG_VERSION");
         check(
             &Event::Begin,
-            &format!(r#"{{"event": "begin", "version": 1, "horovodrun": "{version}"}}"#),
+            &format!(r#"{{"event":"begin","version":1,"horovodrun":"{version}"}}"#),
         );
         check(
             &Event::Listening(vec![([10, 0, 0, 1], 77).into()]),
-            r#"{"event": "listening", "addresses": ["10.0.0.1:77"]}"#,
+            r#"{"event":"listening","addresses":["10.0.0.1:77"]}"#,
         );
         let host = || "h\"1".to_owned();
         check(
@@ -206,11 +190,11 @@ mod tests {
                 host: host(),
                 pid: 77,
             },
-            r#"{"event": "started", "worker": 3, "host": "h\"1", "pid": 77}"#,
+            r#"{"event":"started","worker":3,"host":"h\"1","pid":77}"#,
         );
         check(
             &Event::Round(vec![2, 0]),
-            r#"{"event": "round", "workers": [2, 0]}"#,
+            r#"{"event":"round","workers":[2,0]}"#,
         );
         let ended = |cause| Event::Ended {
             worker: 0,
@@ -219,35 +203,35 @@ mod tests {
         };
         check(
             &ended(Cause::Exit(ExitStatus::Code(3))),
-            r#"{"event": "ended", "worker": 0, "host": "h\"1", "code": 3, "cause": "exited with code 3"}"#,
+            r#"{"event":"ended","worker":0,"host":"h\"1","code":3,"cause":"exited with code 3"}"#,
         );
         check(
             &ended(Cause::Exit(ExitStatus::Signal(9))),
-            r#"{"event": "ended", "worker": 0, "host": "h\"1", "signal": 9, "cause": "killed by signal 9 (SIGKILL)"}"#,
+            r#"{"event":"ended","worker":0,"host":"h\"1","signal":9,"cause":"killed by signal 9 (SIGKILL)"}"#,
         );
         check(
             &ended(Cause::HostLost("no route".to_owned())),
-            r#"{"event": "ended", "worker": 0, "host": "h\"1", "cause": "lost: no route"}"#,
+            r#"{"event":"ended","worker":0,"host":"h\"1","cause":"lost: no route"}"#,
         );
         check(
             &Event::End(End {
                 status: 137,
-                outcome: Outcome::Failure,
+                outcome: JobOutcome::Failure,
                 report: "rank 1\n    last".to_owned(),
             }),
-            r#"{"event": "end", "status": 137, "outcome": "failure", "report": "rank 1\u000a    last"}"#,
+            r#"{"event":"end","status":137,"outcome":"failure","report":"rank 1\n    last"}"#,
         );
     }
 
     #[test]
     fn outcomes_have_names_of_their_own() {
         let all = [
-            Outcome::Success,
-            Outcome::Usage,
-            Outcome::Failure,
-            Outcome::Interrupted,
+            JobOutcome::Success,
+            JobOutcome::Usage,
+            JobOutcome::Failure,
+            JobOutcome::Interrupted,
         ];
-        let names = all.map(Outcome::name);
+        let names = all.map(JobOutcome::name);
         assert_eq!(names, ["success", "usage", "failure", "interrupted"]);
     }
 }

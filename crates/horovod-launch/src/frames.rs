@@ -3,6 +3,8 @@
 //! A frame is a length (four bytes, little endian) and a message that starts with its tag. Before its first
 //! frame an agent writes `MAGIC`, so that whatever a remote shell prints first can be told apart.
 
+#[cfg(any(test, feature = "testing"))]
+pub mod samples;
 mod task;
 
 use std::ffi::OsString;

@@ -10,11 +10,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::args::Options;
-use crate::endings::{CONSOLE_GRACE, agent_limit, let_go};
+use crate::endings::{CONSOLE_GRACE, Kill, agent_limit, let_go};
 use crate::events::Event;
 use crate::frames::{Stop, ToAgent};
 use crate::io::{Interest, earlier, wait};
-use crate::link::{HostLink, Stage};
+use crate::link::{HostLink, HostStage};
 use crate::output::Output;
 use crate::remote;
 use crate::rendezvous::Rendezvous;
@@ -41,12 +41,12 @@ pub(crate) struct Job<'a> {
     pub(crate) links: Vec<HostLink>,
     pub(crate) start_timeout: Duration,
     pub(crate) cwd: PathBuf,
-    pub(crate) state: State,
+    pub(crate) state: JobState,
 }
 
 /// Progress of the job so far.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct JobState {
     start_deadline: Instant,
     has_sent_jobs: bool,
     is_running: bool,
@@ -65,7 +65,7 @@ pub(crate) struct State {
     unreachable: Option<String>,
 }
 
-impl State {
+impl JobState {
     pub(crate) fn new(now: Instant, start_timeout: Duration) -> Self {
         Self {
             start_deadline: now + start_timeout,
@@ -98,7 +98,7 @@ impl State {
 impl Job<'_> {
     /// Runs the job to its end and returns the launcher's exit code.
     pub(crate) fn run(mut self) -> io::Result<u8> {
-        if !self.links.is_empty() && self.slowest() == Stage::Greeted {
+        if !self.links.is_empty() && self.slowest() == HostStage::Greeted {
             // The agents have dialed in.
             self.send_jobs();
         }
@@ -106,7 +106,12 @@ impl Job<'_> {
             self.step()?;
         }
         let end = self.conclude();
-        let_go(&mut self.links, &mut self.signals, self.state.is_running)?;
+        let kill = if self.state.is_running {
+            Kill::AfterGrace
+        } else {
+            Kill::AtOnce
+        };
+        let_go(&mut self.links, &mut self.signals, kill)?;
         let status = end.status;
         self.output.emit(&Event::End(end));
         let timeout = self.state.interrupted_by.map(|_| CONSOLE_GRACE);
@@ -131,9 +136,9 @@ impl Job<'_> {
     /// During the start: returns whether a host may still fail, or all may still become ready.
     fn is_anyone_undecided(&self) -> bool {
         let first_to_wait_for = if self.state.has_sent_jobs {
-            Stage::Greeted
+            HostStage::Greeted
         } else {
-            Stage::Starting
+            HostStage::Starting
         };
         self.state.first_error_at.is_none()
             || self
@@ -320,16 +325,16 @@ impl Job<'_> {
         );
         for link in &mut self.links {
             link.kill();
-            link.stage = Stage::Lost;
+            link.stage = HostStage::Lost;
         }
     }
 
-    fn slowest(&self) -> Stage {
+    fn slowest(&self) -> HostStage {
         self.links
             .iter()
             .map(|link| link.stage)
             .min()
-            .unwrap_or(Stage::Starting)
+            .unwrap_or(HostStage::Starting)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::args::Options;
 use crate::dialed::{self, Expected, Gathered, Order};
 use crate::events::Events;
 use crate::hosts::{self, Host, Placement};
-use crate::job::{Job, State};
+use crate::job::{Job, JobState};
 use crate::link::HostLink;
 use crate::mpi::{self, Starter};
 use crate::output::Output;
@@ -113,7 +113,7 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
         links,
         start_timeout,
         cwd,
-        state: State::new(now, start_timeout),
+        state: JobState::new(now, start_timeout),
     };
     Ok(job.run()?)
 }
@@ -182,7 +182,7 @@ pub(crate) fn run_gathered(
     let all_here = tasks.all(|task| task.host == own);
     let reach = Reach::of(all_here && options.network_interfaces.is_empty());
     let rendezvous = Rendezvous::start(size, reach, &options.network_interfaces)?;
-    let mut state = State::new(Instant::now(), start_timeout);
+    let mut state = JobState::new(Instant::now(), start_timeout);
     match early {
         Some(Ok(why)) => state.fail_start(why),
         Some(Err(signal)) => state.interrupt(signal),

@@ -67,7 +67,7 @@ use std::io::Write;
 pub use self::frames::{ExitStatus, Variables};
 pub use self::rendezvous::{Reach, Rendezvous, RendezvousError};
 
-use self::events::{End, Event, Events, Outcome};
+use self::events::{End, Event, Events, JobOutcome};
 
 /// The exit status of a call that was wrong.
 const WRONG_CALL: u8 = 2;
@@ -139,7 +139,7 @@ fn finish_launch(result: Result<u8, launch::LaunchError>, events: &Events) -> u8
         Err(error) => {
             events.emit(&Event::End(End {
                 status: 1,
-                outcome: Outcome::Failure,
+                outcome: JobOutcome::Failure,
                 report: error.to_string(),
             }));
             finish(Err(error))
@@ -153,7 +153,7 @@ fn refuse(why: &str, events: &Events) -> u8 {
     complain(&format!("error: {why}"));
     events.emit(&Event::End(End {
         status: WRONG_CALL,
-        outcome: Outcome::Usage,
+        outcome: JobOutcome::Usage,
         report: why.to_owned(),
     }));
     WRONG_CALL

@@ -24,7 +24,7 @@ const LAST_LINES_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How far a host has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Stage {
+pub(crate) enum HostStage {
     Starting,
     Greeted,
     Ready,
@@ -48,7 +48,7 @@ enum Carrier {
 pub(crate) struct HostLink {
     pub(crate) placement: Placement,
     pub(crate) is_local: bool,
-    pub(crate) stage: Stage,
+    pub(crate) stage: HostStage,
     /// Of an agent that has dialed, once it has said so.
     pub(crate) task: Option<DialedTask>,
     carrier: Carrier,
@@ -89,7 +89,7 @@ impl HostLink {
         Ok(Self {
             placement,
             is_local,
-            stage: Stage::Starting,
+            stage: HostStage::Starting,
             task: None,
             carrier: Carrier::Child(child),
             stdin,
@@ -116,7 +116,7 @@ impl HostLink {
                 slots: Vec::new(),
             },
             is_local: false,
-            stage: Stage::Starting,
+            stage: HostStage::Starting,
             task: None,
             stdin: Some(copy()?),
             stdout: Some(copy()?),
@@ -139,7 +139,7 @@ impl HostLink {
     }
 
     pub(crate) fn is_over(&self) -> bool {
-        self.stage >= Stage::Done
+        self.stage >= HostStage::Done
     }
 
     /// Queues a message; it travels with the next [`HostLink::exchange`].

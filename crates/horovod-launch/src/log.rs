@@ -24,14 +24,14 @@ const LINES_MAX: usize = 64;
 const LINE_BYTES_MAX: usize = 1000;
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct WaitingLines {
     lines: Vec<String>,
     left_out: u64,
 }
 
 /// Lines that wait to be said.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Log(Arc<Mutex<Waiting>>);
+pub(crate) struct Log(Arc<Mutex<WaitingLines>>);
 
 impl Log {
     /// Collects from now on what this process logs at the level of these options; `ring` wakes the launcher.
@@ -50,7 +50,7 @@ impl Log {
         log
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, WaitingLines> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -80,7 +80,7 @@ impl MpiOptions {
     }
 
     /// Notes on options that have no effect; the error names those that exclude each other.
-    pub(crate) fn check(&self, is_elastic: bool, is_dialed: bool) -> Result<Vec<String>, String> {
+    pub(crate) fn check(&self, options: &Options) -> Result<Vec<String>, String> {
         let mut notes = Vec::new();
         let name = match self.starter {
             Starter::Own => {
@@ -100,13 +100,13 @@ impl MpiOptions {
             Starter::Mpi => "--mpi",
             Starter::Jsrun => "--jsrun",
         };
-        if is_elastic {
+        if options.elastic.is_on() {
             return Err(format!(
                 "argument {name}: processes of MPI cannot come and go: leave it out for an elastic job, or leave out \
                  --min-np, --max-np and --host-discovery-script"
             ));
         }
-        if is_dialed {
+        if options.dialed {
             return Err(format!(
                 "argument {name}: not allowed with argument --dialed-agents"
             ));

@@ -160,8 +160,8 @@ impl Ranks {
         }
     }
 
-    /// Whether a signal has stopped a rank: the process that it says it is, which a script may have started, or else
-    /// the one that was started here (in a container a process does not know its number outside).
+    /// Returns whether a signal has stopped a rank. `pid` is the process that the rank reports: a script may have started
+    /// it. In a container a process does not know its number outside, so then the process that was started here counts.
     pub(crate) fn is_stopped(&self, rank: u32, pid: u32) -> bool {
         let mut running = self.all.iter().filter(|r| r.status.is_none());
         let Some(process) = running.find(|r| r.rank == rank) else {

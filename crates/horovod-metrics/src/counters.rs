@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::clock::Clock;
 use crate::figures::{ByKind, RankFigures};
-use crate::kinds::{KINDS, Kind, LINKS, Link};
+use crate::kinds::{KINDS, LINKS, Link, OperationKind};
 
 /// The counters.
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ pub struct Counters {
 impl Counters {
     /// An execution has ended well, and moved so many bytes of so many operations.
     #[inline]
-    pub fn executed(&self, kind: Kind, link: Link, operations: usize, bytes: usize) {
+    pub fn executed(&self, kind: OperationKind, link: Link, operations: usize, bytes: usize) {
         let (kind, link) = (kind as usize, link as usize);
         self.operations[kind][link].fetch_add(operations as u64, Relaxed);
         self.bytes[kind][link].fetch_add(bytes as u64, Relaxed);
@@ -31,7 +31,7 @@ impl Counters {
 
     /// An operation without data has ended.
     pub fn control_ends(&self) {
-        self.operations[Kind::Control as usize][Link::Host as usize].fetch_add(1, Relaxed);
+        self.operations[OperationKind::Control as usize][Link::Host as usize].fetch_add(1, Relaxed);
     }
 
     /// Some ranks are late.
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn an_execution_counts_its_operations_and_bytes() {
         let counters = Counters::default();
-        counters.executed(Kind::Allreduce, Link::Host, 3, 48);
+        counters.executed(OperationKind::Allreduce, Link::Host, 3, 48);
         let (figures, operations, bytes) = counters.read(0);
         assert_eq!((operations[0][0], bytes[0][0]), (3, 48));
         assert_eq!(figures.collectives, 1);

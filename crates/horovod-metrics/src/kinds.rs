@@ -4,7 +4,7 @@ use horovod_protocol::Op;
 
 /// A kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum OperationKind {
     /// Allreduce, Adasum included.
     Allreduce,
     /// Allgather.
@@ -19,7 +19,7 @@ pub enum Kind {
     Control,
 }
 
-impl Kind {
+impl OperationKind {
     /// All kinds, in the order of their numbers.
     pub const ALL: [Self; KINDS] = [
         Self::Allreduce,

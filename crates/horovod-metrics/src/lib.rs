@@ -10,7 +10,6 @@ mod figures;
 mod hang;
 mod host;
 mod http;
-mod json;
 mod kinds;
 mod latest_reports;
 mod openmetrics;
@@ -40,7 +39,7 @@ pub use figures::{
     in_unit,
 };
 pub use hang::Hang;
-pub use kinds::{KINDS, Kind, LINKS, Link};
+pub use kinds::{KINDS, LINKS, Link, OperationKind};
 pub use latest_reports::{FoundLateness, Round, is_message};
 pub use publisher::{PublishSettings, Publisher};
 pub use snapshot::{HostRow, RankRow, Snapshot};
@@ -93,7 +92,7 @@ pub struct Metrics {
     is_on_one_host: bool,
     restarts: u64,
     started: Instant,
-    places: Vec<Place>,
+    places: Vec<HostOfRank>,
     reports: Mutex<latest_reports::LatestReports>,
     /// When the next report is due, in nanoseconds since the engine started.
     due: AtomicU64,
@@ -105,7 +104,7 @@ pub struct Metrics {
 
 /// Where a rank is.
 #[derive(Clone, Debug)]
-struct Place {
+struct HostOfRank {
     host: u32,
     hostname: Arc<str>,
 }
@@ -139,7 +138,7 @@ impl Metrics {
             places: topology
                 .peers
                 .iter()
-                .map(|peer| Place {
+                .map(|peer| HostOfRank {
                     host: peer.host.0,
                     hostname: peer.hostname.clone(),
                 })

@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit as OpenUnit};
 
 use crate::figures::{ByKind, Course, Figure, HOST_FIGURES, RANK_FIGURES, Unit};
-use crate::kinds::{Kind, Link};
+use crate::kinds::{Link, OperationKind};
 use crate::snapshot::Snapshot;
 
 /// The media type of the OpenMetrics text.
@@ -114,7 +114,7 @@ impl Snapshot {
         table: fn(&crate::snapshot::RankRow) -> &ByKind,
     ) -> fmt::Result {
         let all = self.ranks.iter().flat_map(|row| {
-            Kind::ALL.into_iter().flat_map(move |kind| {
+            OperationKind::ALL.into_iter().flat_map(move |kind| {
                 Link::ALL.into_iter().filter_map(move |link| {
                     let n = table(row)[kind as usize][link as usize];
                     let mut labels = row.labels();
@@ -199,8 +199,8 @@ mod tests {
             }),
             ..Report::default()
         };
-        report.operations[Kind::Allreduce as usize][Link::Network as usize] = 9;
-        report.bytes[Kind::Allreduce as usize][Link::Network as usize] = 72;
+        report.operations[OperationKind::Allreduce as usize][Link::Network as usize] = 9;
+        report.bytes[OperationKind::Allreduce as usize][Link::Network as usize] = 72;
         let row = RankRow {
             hostname: Arc::from("a\"b\\c"),
             age: Duration::from_millis(250),

@@ -1,5 +1,5 @@
-//! Reads a host's figures once a second, on the first rank of each host, in a thread of its own: the system may take a
-//! millisecond for its tables on a host with many processors, and the driver has none to give.
+//! Reads a host's figures once a second, on the first rank of each host, in a thread of its own. On a host with many
+//! processors the system may take a millisecond for its tables, and the driver must not wait for it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::{Value, json};
+
 use crate::figures::{ByKind, Figure, HOST_FIGURES, HostFigures, RANK_FIGURES, Report, Unit};
 use crate::hang::Hang;
-use crate::json::Json;
-use crate::kinds::{Kind, Link};
+use crate::kinds::{Link, OperationKind};
 
 /// One rank.
 #[derive(Clone, Debug)]
@@ -72,82 +73,66 @@ impl Snapshot {
     /// The document: an object with the keys `rank`, `size`, `restarts`, `ranks`, `hosts` and `waiting_for`.
     #[must_use]
     pub fn to_json(&self) -> String {
-        let mut json = Json::default();
-        json.object(|json| {
-            json.key("rank").whole(u64::from(self.rank));
-            json.key("size").whole(u64::from(self.size));
-            json.key("restarts").whole(self.restarts);
-            json.key("ranks").list(|json| {
-                self.ranks.iter().for_each(|row| rank_json(json, row));
-            });
-            json.key("hosts").list(|json| {
-                for row in &self.hosts {
-                    json.object(|json| {
-                        json.key("host").string(&row.hostname);
-                        figures_json(json, HOST_FIGURES, &row.figures);
-                    });
-                }
-            });
-            json.key("waiting_for").list(|json| {
-                self.hangs.iter().for_each(|hang| hang_json(json, hang));
-            });
+        let hosts = self.hosts.iter().map(|row| {
+            let mut host = json!({"host": &*row.hostname});
+            add_figures(&mut host, HOST_FIGURES, &row.figures);
+            host
         });
-        json.finish()
+        let document = json!({
+            "rank": self.rank,
+            "size": self.size,
+            "restarts": self.restarts,
+            "ranks": self.ranks.iter().map(rank_json).collect::<Value>(),
+            "hosts": hosts.collect::<Value>(),
+            "waiting_for": self.hangs.iter().map(hang_json).collect::<Value>(),
+        });
+        document.to_string()
     }
 }
 
-fn hang_json(json: &mut Json, hang: &Hang) {
-    json.object(|json| {
-        json.key("ranks").list(|json| {
-            for (rank, _) in &hang.missing {
-                json.whole(u64::from(*rank));
-            }
-        });
-        json.key("seconds").number(hang.lasts.as_secs_f64());
-        json.key("operation").string(&hang.operation);
-        json.key("operations").whole(hang.operations as u64);
-        json.key("process_set").whole(u64::from(hang.set));
-    });
+fn hang_json(hang: &Hang) -> Value {
+    let ranks = hang.missing.iter().map(|(rank, _)| *rank);
+    json!({
+        "ranks": ranks.collect::<Value>(),
+        "seconds": hang.lasts.as_secs_f64(),
+        "operation": hang.operation,
+        "operations": hang.operations,
+        "process_set": hang.set,
+    })
 }
 
-fn rank_json(json: &mut Json, row: &RankRow) {
+fn rank_json(row: &RankRow) -> Value {
     let report = &row.report;
-    json.object(|json| {
-        json.key("rank").whole(u64::from(report.rank));
-        json.key("host").string(&row.hostname);
-        json.key("age_seconds").number(row.age.as_secs_f64());
-        figures_json(json, RANK_FIGURES, &report.figures);
-        by_kind_json(json.key("operations"), &report.operations);
-        by_kind_json(json.key("bytes"), &report.bytes);
+    let mut rank = json!({
+        "rank": report.rank,
+        "host": &*row.hostname,
+        "age_seconds": row.age.as_secs_f64(),
     });
+    add_figures(&mut rank, RANK_FIGURES, &report.figures);
+    rank["operations"] = by_kind_json(&report.operations);
+    rank["bytes"] = by_kind_json(&report.bytes);
+    rank
 }
 
-fn figures_json<T>(json: &mut Json, table: &[Figure<T>], of: &T) {
+fn add_figures<T>(object: &mut Value, table: &[Figure<T>], of: &T) {
     for figure in table {
-        json.key(figure.key);
-        match figure.unit {
-            Unit::Seconds => json.number(figure.value(of)),
-            Unit::Count | Unit::Bytes => json.whole((figure.get)(of)),
-        }
+        object[figure.key] = match figure.unit {
+            Unit::Seconds => figure.value(of).into(),
+            Unit::Count | Unit::Bytes => (figure.get)(of).into(),
+        };
     }
 }
 
 /// Only what is not zero.
-fn by_kind_json(json: &mut Json, table: &ByKind) {
-    json.object(|json| {
-        for kind in Kind::ALL {
-            let row = &table[kind as usize];
-            if row.iter().all(|n| *n == 0) {
-                continue;
+fn by_kind_json(table: &ByKind) -> Value {
+    let mut kinds = json!({});
+    for kind in OperationKind::ALL {
+        for link in Link::ALL {
+            let n = table[kind as usize][link as usize];
+            if n > 0 {
+                kinds[kind.name()][link.name()] = n.into();
             }
-            json.key(kind.name()).object(|json| {
-                for link in Link::ALL {
-                    let n = row[link as usize];
-                    if n > 0 {
-                        json.key(link.name()).whole(n);
-                    }
-                }
-            });
         }
-    });
+    }
+    kinds
 }

@@ -103,7 +103,9 @@ fn the_link_is_that_of_the_members() {
 #[test]
 fn the_document_names_only_kinds_that_have_run() {
     let all = metrics(&[0]);
-    all[0].counters.executed(Kind::Alltoall, Link::Host, 2, 64);
+    all[0]
+        .counters
+        .executed(OperationKind::Alltoall, Link::Host, 2, 64);
     let document: serde_json::Value =
         serde_json::from_str(&all[0].snapshot().to_json()).expect("a JSON document");
     let rank = &document["ranks"][0];

@@ -2,8 +2,8 @@
 //!
 //! Semantics are those of a star, in which every rank speaks to the coordinator itself. A known request goes up once,
 //! when all ranks below have submitted it, which saves messages. The aggregator thereby withholds arrivals, so it sends
-//! them where the coordinator may need them: before a join (which excuses ranks), when a rank below submits the same
-//! name otherwise, when the slot is evicted, and when the wait gets long, so that stragglers can be named. From then
+//! them where the coordinator may need them. This is so before a join (which excuses ranks), when a rank below submits the
+//! same name otherwise, and when the slot is evicted. A long wait is another case: stragglers can be named then. From then
 //! until the request has run, its slot is *open*: every submission is forwarded at once.
 
 use crate::lateness::{Latest, LinkLateness, SetLateness};
@@ -52,7 +52,7 @@ pub struct Aggregator {
     cfg: AggregatorConfig,
     parent: Rank,
     now: Time,
-    phase: Phase,
+    phase: AggregatorPhase,
     links: Links,
     everybody: Arc<[Rank]>,
     /// The links that lead to members of each set.
@@ -76,7 +76,7 @@ pub struct Aggregator {
 }
 
 #[derive(Debug)]
-enum Phase {
+enum AggregatorPhase {
     Running,
     /// Everybody has been told to stop; which links have confirmed.
     Stopping(RankSet),
@@ -100,7 +100,7 @@ impl Aggregator {
         Some(Self {
             parent,
             now: Time::default(),
-            phase: Phase::Running,
+            phase: AggregatorPhase::Running,
             everybody: (0..count).map(|link| links.get(link).rank).collect(),
             sets: BTreeMap::from([(SetKey::GLOBAL, (0..count as u32).collect())]),
             links,
@@ -142,7 +142,7 @@ impl Aggregator {
     /// A child or this rank's own worker said something to the coordinator.
     pub fn handle_up(&mut self, now: Time, from: Rank, msg: &ToCoordinator) {
         self.now = self.now.max(now);
-        if msg.generation != self.cfg.generation || matches!(self.phase, Phase::Over) {
+        if msg.generation != self.cfg.generation || matches!(self.phase, AggregatorPhase::Over) {
             return;
         }
         if let Err(violation) = self.pass_up(from, msg) {
@@ -155,7 +155,7 @@ impl Aggregator {
     /// The parent said something to the workers.
     pub fn handle_down(&mut self, now: Time, msg: &ToWorker) {
         self.now = self.now.max(now);
-        if msg.generation != self.cfg.generation || matches!(self.phase, Phase::Over) {
+        if msg.generation != self.cfg.generation || matches!(self.phase, AggregatorPhase::Over) {
             return;
         }
         if let Err(violation) = self.pass_down(msg) {
@@ -174,7 +174,9 @@ impl Aggregator {
     /// Time has passed; call at [`Aggregator::next_deadline`] at the latest.
     pub fn handle_timeout(&mut self, now: Time) {
         self.now = self.now.max(now);
-        if self.late_at.is_none_or(|at| self.now < at) || !matches!(self.phase, Phase::Running) {
+        if self.late_at.is_none_or(|at| self.now < at)
+            || !matches!(self.phase, AggregatorPhase::Running)
+        {
             return;
         }
         let (now, hold) = (self.now, self.cfg.hold_ns);
@@ -191,7 +193,7 @@ impl Aggregator {
     /// When to call [`Aggregator::handle_timeout`].
     pub fn next_deadline(&self) -> Option<Time> {
         self.late_at
-            .filter(|_| matches!(self.phase, Phase::Running))
+            .filter(|_| matches!(self.phase, AggregatorPhase::Running))
     }
 
     /// The next action; call until `None` after every other method.
@@ -214,7 +216,7 @@ impl Aggregator {
         msg.items
             .iter()
             .try_for_each(|item| self.submitted(link, item))?;
-        if matches!(self.phase, Phase::Over) || self.seen[link] >= msg.seen {
+        if matches!(self.phase, AggregatorPhase::Over) || self.seen[link] >= msg.seen {
             return Ok(());
         }
         self.seen[link] = msg.seen;
@@ -225,12 +227,12 @@ impl Aggregator {
 
     fn submitted(&mut self, link: usize, item: &Submission) -> Result<(), Violation> {
         match (&mut self.phase, item) {
-            (Phase::Over, _) => return Ok(()),
+            (AggregatorPhase::Over, _) => return Ok(()),
             (_, Submission::Lost(lost)) => {
                 self.end(&lost.clone(), None);
                 return Ok(());
             }
-            (Phase::Stopping(confirmed), Submission::ShutdownAck) => {
+            (AggregatorPhase::Stopping(confirmed), Submission::ShutdownAck) => {
                 if !confirmed.insert(Rank(link as u32)) {
                     return Err("confirmed the shutdown twice");
                 }
@@ -239,8 +241,8 @@ impl Aggregator {
                 }
                 return Ok(());
             }
-            (Phase::Stopping(_), _) => return Ok(()),
-            (Phase::Running, _) => {}
+            (AggregatorPhase::Stopping(_), _) => return Ok(()),
+            (AggregatorPhase::Running, _) => {}
         }
         let (rank, leaf) = {
             let link = self.links.get(link);
@@ -400,10 +402,10 @@ impl Aggregator {
 
     /// The generation is over: tells the coordinator, and everybody below but the lost rank.
     fn end(&mut self, lost: &PeerLost, except: Option<Rank>) {
-        if matches!(self.phase, Phase::Over) {
+        if matches!(self.phase, AggregatorPhase::Over) {
             return;
         }
-        self.phase = Phase::Over;
+        self.phase = AggregatorPhase::Over;
         let lost = lost.clone().clipped();
         self.outbox.clear();
         self.outbox.push(Submission::Lost(lost.clone()), 1);

@@ -55,7 +55,7 @@ pub enum CoordinatorAction {
 pub struct Coordinator {
     cfg: CoordinatorConfig,
     now: Time,
-    phase: Phase,
+    phase: CoordinatorPhase,
     sets: SetTable,
     entries: Slab<Entry>,
     cache: Cache,
@@ -89,7 +89,7 @@ pub struct Coordinator {
 }
 
 #[derive(Debug)]
-enum Phase {
+enum CoordinatorPhase {
     Running,
     /// Everybody has been told to stop; who has confirmed.
     Stopping(RankSet),
@@ -156,7 +156,7 @@ impl Coordinator {
             .collect();
         Self {
             now: Time::default(),
-            phase: Phase::Running,
+            phase: CoordinatorPhase::Running,
             sets,
             entries: Slab::default(),
             cache: Cache::new(cfg.cache_capacity, link_count),
@@ -212,7 +212,7 @@ impl Coordinator {
     pub fn handle_message(&mut self, now: Time, from: Rank, msg: &ToCoordinator) {
         self.now = self.now.max(now);
         // A message of another life of the job is nobody's fault, only late.
-        if msg.generation != self.cfg.generation || matches!(self.phase, Phase::Over) {
+        if msg.generation != self.cfg.generation || matches!(self.phase, CoordinatorPhase::Over) {
             return;
         }
         if let Err((culprit, violation)) = self.apply(from, msg) {
@@ -236,26 +236,29 @@ impl Coordinator {
         let link = link.ok_or((from, "has no link to the coordinator"))?;
         for item in &msg.items {
             match (&mut self.phase, item) {
-                (Phase::Stopping(confirmed), Submission::ShutdownAck) => {
+                (CoordinatorPhase::Stopping(confirmed), Submission::ShutdownAck) => {
                     if !confirmed.insert(Rank(link as u32)) {
                         return Err((from, "confirmed the shutdown twice"));
                     }
                     if confirmed.len() == self.everybody.len() {
                         self.answer(Arc::clone(&self.everybody), Response::Stopped);
                         self.dispatch();
-                        self.phase = Phase::Over;
+                        self.phase = CoordinatorPhase::Over;
                     }
                 }
-                (Phase::Running | Phase::Stopping(_), Submission::Lost(lost)) => {
+                (
+                    CoordinatorPhase::Running | CoordinatorPhase::Stopping(_),
+                    Submission::Lost(lost),
+                ) => {
                     let lost = lost.clone();
                     self.end(&lost, None);
                 }
                 // Sent before the rank knew that everybody stops.
-                (Phase::Stopping(_), _) => {}
-                (Phase::Running, item) => self
+                (CoordinatorPhase::Stopping(_), _) => {}
+                (CoordinatorPhase::Running, item) => self
                     .submitted(link, item)
                     .map_err(|violation| (speaker(from, item), violation))?,
-                (Phase::Over, _) => {}
+                (CoordinatorPhase::Over, _) => {}
             }
         }
         // Afterwards, because the items may have been asked for before the rank knew.
@@ -551,8 +554,8 @@ impl Coordinator {
     /// When to call [`Coordinator::handle_timeout`].
     pub fn next_deadline(&self) -> Option<Time> {
         let stall = match self.phase {
-            Phase::Running => self.stall.next_check(),
-            Phase::Stopping(_) | Phase::Over => None,
+            CoordinatorPhase::Running => self.stall.next_check(),
+            CoordinatorPhase::Stopping(_) | CoordinatorPhase::Over => None,
         };
         let batch = (!self.ready.is_empty()).then(|| self.batch_deadline());
         stall.into_iter().chain(batch).min()

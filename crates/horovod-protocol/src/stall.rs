@@ -49,7 +49,7 @@ pub(crate) struct StallClock {
 }
 
 /// A pending request, as far as inspection cares.
-pub(crate) struct Waiting<'a> {
+pub(crate) struct WaitingRequest<'a> {
     pub(crate) set: ProcessSetId,
     pub(crate) name: &'a Arc<str>,
     pub(crate) members: &'a [Rank],
@@ -106,7 +106,7 @@ impl StallClock {
     pub(crate) fn inspect<'a>(
         &mut self,
         now: Time,
-        waiting: impl Iterator<Item = Waiting<'a>>,
+        waiting: impl Iterator<Item = WaitingRequest<'a>>,
     ) -> Option<StallReport> {
         let StallConfig {
             warning_ns,
@@ -139,7 +139,7 @@ impl StallClock {
     }
 }
 
-impl Waiting<'_> {
+impl WaitingRequest<'_> {
     /// Members that have neither asked for it nor joined.
     pub(crate) fn missing(&self) -> impl Iterator<Item = Rank> {
         let members = self.members.iter().copied();

@@ -35,7 +35,7 @@ pub struct WorkerConfig {
 #[derive(Debug)]
 pub struct Worker {
     cfg: WorkerConfig,
-    state: State,
+    state: WorkerState,
     sets: BTreeMap<ProcessSetId, WorkerSet>,
     /// Maps each registration to the id of its set.
     ids: BTreeMap<SetKey, ProcessSetId>,
@@ -54,7 +54,7 @@ pub struct Worker {
 }
 
 #[derive(Debug)]
-enum State {
+enum WorkerState {
     Running,
     /// This rank has requested the shutdown. Decisions agreed before are still carried out.
     Asked(Leaving),
@@ -118,7 +118,7 @@ impl Worker {
         Self {
             outbox: Outbox::new(cfg.generation),
             cfg,
-            state: State::Running,
+            state: WorkerState::Running,
             sets: BTreeMap::from([(ProcessSetId::GLOBAL, global)]),
             ids: BTreeMap::from([(SetKey::GLOBAL, ProcessSetId::GLOBAL)]),
             entries: Slab::default(),
@@ -144,22 +144,23 @@ impl Worker {
             return Err(local::unknown_set(&req.op));
         };
         match &self.state {
-            State::Running => {}
-            State::Asked(why) => {
+            WorkerState::Running => {}
+            WorkerState::Asked(why) => {
                 return Err(OpError::Stopped {
                     by: self.cfg.rank,
                     why: StopReason::Left(*why),
                     pending: String::new(),
                 });
             }
-            State::Stopping { by, why } | State::Over(OpError::Stopped { by, why, .. }) => {
+            WorkerState::Stopping { by, why }
+            | WorkerState::Over(OpError::Stopped { by, why, .. }) => {
                 return Err(OpError::Stopped {
                     by: *by,
                     why: why.clone(),
                     pending: listed(&[Arc::from(req.name.as_str())]),
                 });
             }
-            State::Over(error) => return Err(error.clone()),
+            WorkerState::Over(error) => return Err(error.clone()),
         }
         local::check_call(req, self.cfg.rank, self.cfg.size, &set.members)?;
         if self.pending >= PENDING_MAX {
@@ -206,7 +207,7 @@ impl Worker {
     /// Returns the error that ended this worker, or `None` if it has not ended.
     pub fn ended(&self) -> Option<&OpError> {
         match &self.state {
-            State::Over(error) => Some(error),
+            WorkerState::Over(error) => Some(error),
             _ => None,
         }
     }
@@ -220,7 +221,7 @@ impl Worker {
     /// Handles a loss as [`Worker::handle_peer_lost`] does and also reports it to the coordinator, which informs all
     /// ranks of the cause. For losses that only this rank has noticed, including its own failure.
     pub fn report_lost(&mut self, lost: PeerLost) {
-        let running = matches!(self.state, State::Running | State::Asked(_));
+        let running = matches!(self.state, WorkerState::Running | WorkerState::Asked(_));
         self.end(lost.clone());
         if running {
             self.outbox.push(Submission::Lost(lost.clipped()), 1);
@@ -235,8 +236,8 @@ impl Worker {
 
     /// Requests a shutdown as [`Worker::shutdown`] does, with a reason that is sent to the other ranks.
     pub fn shutdown_because(&mut self, why: Leaving) {
-        if matches!(self.state, State::Running) {
-            self.state = State::Asked(why);
+        if matches!(self.state, WorkerState::Running) {
+            self.state = WorkerState::Asked(why);
             self.outbox.push(Submission::Shutdown(why), 1);
         }
     }

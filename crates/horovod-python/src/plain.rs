@@ -14,12 +14,15 @@ use crate::errors::operation_error;
 use crate::exit::stay_if_leaving;
 use crate::gpu::record;
 use crate::runtime::registered;
-use crate::submit::{ALLREDUCE, BROADCAST, Kept, has_meaning, operation, submit, submit_and_wait};
+use crate::submit::{ALLREDUCE, BROADCAST, Kept, has_meaning, op_from, submit, submit_and_wait};
 
 /// Error text for a tensor whose memory is not where the operation wrote.
 pub(crate) const MOVED: &str = "The tensor got other memory while an operation on it was in flight (tensor.data = ..., \
     tensor.set_(), tensor.resize_(), resize_() or share_memory_() of its storage), so the result is not in it. \
     Leave a tensor as it is until synchronize() has returned, or pass a clone() of it.";
+
+/// The code of the operator, and the factors before and after.
+type ReductionArgs = (u8, f64, f64);
 
 /// A tensor that the operation works on in place.
 pub(crate) struct InPlace {
@@ -130,6 +133,10 @@ impl PlainTensors {
     }
 
     /// Queue an allreduce of one tensor in place and return its handle. `None`: not such a tensor; nothing was queued.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "called for each gradient: a tuple would be made for each"
+    )]
     fn allreduce(
         &self,
         tensor: &Bound<'_, PyAny>,
@@ -139,8 +146,8 @@ impl PlainTensors {
         postscale: f64,
         process_set: Option<u32>,
     ) -> PyResult<Option<u64>> {
-        let op = operation(ALLREDUCE, op, prescale, postscale, -1)?;
-        self.begin(tensor, "allreduce", name, op, process_set, submit)
+        let op = op_from((ALLREDUCE, op, prescale, postscale, -1))?;
+        self.begin(tensor, ("allreduce", name), op, process_set, submit)
     }
 
     /// The same of a broadcast.
@@ -151,11 +158,15 @@ impl PlainTensors {
         name: Option<&str>,
         process_set: Option<u32>,
     ) -> PyResult<Option<u64>> {
-        let op = operation(BROADCAST, 0, 1.0, 1.0, root)?;
-        self.begin(tensor, "broadcast", name, op, process_set, submit)
+        let op = op_from((BROADCAST, 0, 1.0, 1.0, root))?;
+        self.begin(tensor, ("broadcast", name), op, process_set, submit)
     }
 
     /// As `allreduce` and then `wait`, in one crossing.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "called for each gradient: a tuple would be made for each"
+    )]
     fn allreduce_and_wait(
         &self,
         tensor: &Bound<'_, PyAny>,
@@ -165,8 +176,14 @@ impl PlainTensors {
         postscale: f64,
         process_set: Option<u32>,
     ) -> PyResult<Option<Py<PyAny>>> {
-        let op = operation(ALLREDUCE, op, prescale, postscale, -1)?;
-        self.begin(tensor, "allreduce", name, op, process_set, submit_and_wait)
+        let op = op_from((ALLREDUCE, op, prescale, postscale, -1))?;
+        self.begin(
+            tensor,
+            ("allreduce", name),
+            op,
+            process_set,
+            submit_and_wait,
+        )
     }
 
     /// As `broadcast` and then `wait`, in one crossing.
@@ -177,30 +194,31 @@ impl PlainTensors {
         name: Option<&str>,
         process_set: Option<u32>,
     ) -> PyResult<Option<Py<PyAny>>> {
-        let op = operation(BROADCAST, 0, 1.0, 1.0, root)?;
-        self.begin(tensor, "broadcast", name, op, process_set, submit_and_wait)
+        let op = op_from((BROADCAST, 0, 1.0, 1.0, root))?;
+        self.begin(
+            tensor,
+            ("broadcast", name),
+            op,
+            process_set,
+            submit_and_wait,
+        )
     }
 
     /// Queue allreduces in place that begin together, one per tensor and name, and return their handles. There are
     /// fewer where one is no such tensor, or was refused: neither that one nor any after it was queued. The caller has
     /// proven that each tensor is alone on its memory.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one crossing for all operations, no builder objects"
-    )]
     fn allreduce_together(
         &self,
         tensors: &Bound<'_, PyList>,
         prefix: &str,
         names: &Bound<'_, PyList>,
-        op: u8,
-        prescale: f64,
-        postscale: f64,
+        reduction: ReductionArgs,
         process_set: Option<u32>,
     ) -> PyResult<Vec<u64>> {
         let py = tensors.py();
         stay_if_leaving(py);
-        let op = operation(ALLREDUCE, op, prescale, postscale, -1)?;
+        let (op, prescale, postscale) = reduction;
+        let op = op_from((ALLREDUCE, op, prescale, postscale, -1))?;
         let set = registered(process_set)?;
         let engine = horovod_engine::engine().map_err(|e| operation_error(py, e))?;
         let mut handles = Vec::with_capacity(tensors.len());
@@ -229,23 +247,18 @@ impl PlainTensors {
 
     /// Queue one grouped allreduce of tensors in place and return its handle. `None`: one of them is no such tensor, two
     /// share memory, or there are none; nothing was queued.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one crossing per operation, no builder objects"
-    )]
     fn grouped_allreduce(
         &self,
         tensors: &Bound<'_, PyTuple>,
         prefix: &str,
         name: Option<&str>,
-        op: u8,
-        prescale: f64,
-        postscale: f64,
+        reduction: ReductionArgs,
         process_set: Option<u32>,
     ) -> PyResult<Option<u64>> {
         let py = tensors.py();
         stay_if_leaving(py);
-        let op = operation(ALLREDUCE, op, prescale, postscale, -1)?;
+        let (op, prescale, postscale) = reduction;
+        let op = op_from((ALLREDUCE, op, prescale, postscale, -1))?;
         let mut members = Vec::with_capacity(tensors.len());
         let mut parts = Vec::with_capacity(tensors.len());
         let mut plains = Vec::with_capacity(tensors.len());
@@ -303,8 +316,7 @@ impl PlainTensors {
     fn begin<T>(
         &self,
         tensor: &Bound<'_, PyAny>,
-        prefix: &str,
-        name: Option<&str>,
+        named: (&str, Option<&str>),
         op: Op,
         process_set: Option<u32>,
         submit: impl FnOnce(Python<'_>, &Engine, Submission<'_>) -> PyResult<T>,
@@ -316,8 +328,8 @@ impl PlainTensors {
         };
         let engine = horovod_engine::engine().map_err(|e| operation_error(py, e))?;
         let set = registered(process_set)?;
-        let (tensor, kept) = plain.placed(py, (prefix, name), &mut Recorded::default())?;
-        let submission = Submission::new(prefix, name, op, set, Tensors::One(tensor));
+        let (tensor, kept) = plain.placed(py, named, &mut Recorded::default())?;
+        let submission = Submission::new(named.0, named.1, op, set, Tensors::One(tensor));
         submit(py, &engine, submission.keeping(Some(kept))).map(Some)
     }
 

@@ -10,6 +10,7 @@ use horovod_engine::{
 };
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
 use pyo3::types::PyTuple;
 
 use crate::errors::{interrupt_or, operation_error};
@@ -39,17 +40,24 @@ const REDUCESCATTER: u8 = 4;
 /// Input pointer, output pointer (0: allocate), dtype code, shape, owner.
 type TensorArgs = (usize, usize, u8, Vec<u64>, Py<PyAny>);
 
-/// A GPU: the source of its framework's current stream, and its number.
-type GpuArgs = (Py<Streams>, i32);
+/// Prefix, name and process set: an operation is known by them.
+type KeyArgs = (PyBackedStr, Option<PyBackedStr>, Option<u32>);
+
+/// The codes of the kind and of the operator, the factors before and after, the root, and the rows for each member.
+type OperationArgs = (u8, u8, f64, f64, i64, Option<Vec<i64>>);
+
+/// A GPU: the source of its framework's current stream, and its number. One function for each tensor allocates its
+/// output, if that has no memory yet.
+type GpuArgs = (Py<Streams>, i32, Option<Vec<Py<PyAny>>>);
 
 /// A GPU and the stream of a call.
-struct Place {
+struct CallStream {
     streams: StreamSource,
     ordinal: i32,
     stream: RawStream,
 }
 
-impl Place {
+impl CallStream {
     fn of(py: Python<'_>, streams: &Streams, ordinal: i32) -> PyResult<Self> {
         let streams = streams.0.clone();
         let stream = streams.current(py, ordinal)?;
@@ -61,48 +69,29 @@ impl Place {
     }
 }
 
-/// Queue one operation and return its handle. `wait` later returns the value of `finish` for the outputs. On a `gpu`,
-/// `allocators` allocate the outputs that have no memory yet, one function for each tensor.
+/// Queue one operation and return its handle. `wait` later returns the value of `finish` for the outputs.
 #[pyfunction]
-#[pyo3(signature = (kind, prefix, name, tensors, op, prescale, postscale, root, splits, process_set, grouped,
-    finish=None, gpu=None, allocators=None))]
-#[expect(
-    clippy::too_many_arguments,
-    reason = "one crossing per operation, no builder objects"
-)]
+#[pyo3(signature = (key, operation, tensors, finish=None, gpu=None))]
 pub(crate) fn enqueue(
     py: Python<'_>,
-    kind: u8,
-    prefix: &str,
-    name: Option<&str>,
+    key: KeyArgs,
+    operation: OperationArgs,
     tensors: Vec<TensorArgs>,
-    op: u8,
-    prescale: f64,
-    postscale: f64,
-    root: i64,
-    splits: Option<Vec<i64>>,
-    process_set: Option<u32>,
-    grouped: bool,
     finish: Option<Py<PyAny>>,
     gpu: Option<GpuArgs>,
-    allocators: Option<Vec<Py<PyAny>>>,
 ) -> PyResult<u64> {
     stay_if_leaving(py);
     let engine = horovod_engine::engine().map_err(|e| operation_error(py, e))?;
-    let set = registered(process_set)?;
-    let op = operation(kind, op, prescale, postscale, root)?;
-    if tensors.is_empty() || (!grouped && tensors.len() != 1) {
-        return Err(PyValueError::new_err(format!(
-            "expected {}, got {} tensors",
-            if grouped {
-                "at least one tensor"
-            } else {
-                "one tensor"
-            },
-            tensors.len()
-        )));
-    }
-    let place = gpu.map(|(streams, ordinal)| Place::of(py, streams.get(), ordinal));
+    let (prefix, name, process_set) = &key;
+    let (prefix, name) = (&**prefix, name.as_deref());
+    let set = registered(*process_set)?;
+    let (kind, op, prescale, postscale, root, splits) = operation;
+    let op = op_from((kind, op, prescale, postscale, root))?;
+    let (gpu, allocators) = gpu
+        .map(|(streams, ordinal, allocators)| ((streams, ordinal), allocators))
+        .unzip();
+    let allocators = allocators.flatten();
+    let place = gpu.map(|(streams, ordinal)| CallStream::of(py, streams.get(), ordinal));
     let place = place.transpose()?;
     // In this case the adapter has allocated the results.
     let is_scattered =
@@ -209,7 +198,7 @@ pub(crate) fn submit_and_wait(
 }
 
 /// Returns the operation for the codes and numbers of a call from Python.
-pub(crate) fn operation(kind: u8, op: u8, pre: f64, post: f64, root: i64) -> PyResult<Op> {
+pub(crate) fn op_from((kind, op, pre, post, root): (u8, u8, f64, f64, i64)) -> PyResult<Op> {
     let root = match (kind, u32::try_from(root)) {
         (_, Ok(root)) => root,
         (BROADCAST, Err(_)) => {

@@ -3,6 +3,8 @@
 //! Only what is set per process counts. An allocation's variables (`SLURM_NTASKS`) and an array job's
 //! (`SLURM_ARRAY_TASK_ID`) are also there where one process is all there is.
 
+use serde_json::Value;
+
 use crate::reader::Reader;
 
 /// Meaning of a variable's value.
@@ -237,14 +239,7 @@ fn sm_host_unknown(hosts: usize) -> String {
 
 /// The texts of a JSON list; `None` if it holds anything else.
 pub(crate) fn text_list(text: &str) -> Option<Vec<String>> {
-    let Json::List(items) = Json::parse(text)? else {
-        return None;
-    };
-    let text = |item| match item {
-        Json::Text(text) => Some(text),
-        _ => None,
-    };
-    items.into_iter().map(text).collect()
+    serde_json::from_str(text).ok()
 }
 
 /// Variables that number the elements of job arrays: name, batch system, value outside of an array.
@@ -272,138 +267,38 @@ pub(crate) fn job_array(r: &Reader<'_>) -> Option<String> {
 /// How many members of TensorFlow's cluster train, if more than one, and this process's place among them; `None` if it
 /// is not one of them (a parameter server, an evaluator) or the text is none of TensorFlow's.
 fn tf_config(text: &str) -> Option<(usize, Option<usize>)> {
-    let all = Json::parse(text)?;
+    let all: Value = serde_json::from_str(text).ok()?;
     let cluster = all.get("cluster")?;
-    let count = |kind: &str| cluster.get(kind).map_or(0, Json::count);
+    let count = |kind: &str| cluster.get(kind).map_or(0, count_of);
     let chiefs = count("chief") + count("master");
     let members = chiefs + count("worker");
     if members <= 1 {
         return None;
     }
     let task = all.get("task");
-    let index = task.and_then(|t| t.get("index")).and_then(Json::number);
+    let index = task.and_then(|t| t.get("index")).and_then(number_of);
     let place = match task.and_then(|t| t.get("type")) {
         None => None,
-        Some(Json::Text(kind)) if kind == "chief" || kind == "master" => index,
-        Some(Json::Text(kind)) if kind == "worker" => index.map(|index| index + chiefs),
+        Some(Value::String(kind)) if kind == "chief" || kind == "master" => index,
+        Some(Value::String(kind)) if kind == "worker" => index.map(|index| index + chiefs),
         Some(_) => return None,
     };
     Some((members, place))
 }
 
-/// As much of JSON as `TF_CONFIG` and `SM_HOSTS` need.
-enum Json {
-    Text(String),
-    List(Vec<Json>),
-    Object(Vec<(String, Json)>),
-    /// A number, `true`, `false` or `null`, as written.
-    Word(String),
+/// Members of a list or of an object.
+fn count_of(value: &Value) -> usize {
+    value.as_object().map_or_else(
+        || value.as_array().map_or(0, Vec::len),
+        |members| members.len(),
+    )
 }
 
-/// Levels of lists and objects.
-const DEPTH_MAX: u32 = 16;
-
-impl Json {
-    fn parse(text: &str) -> Option<Self> {
-        let mut rest = text;
-        let value = Self::value(&mut rest, 0)?;
-        rest.trim().is_empty().then_some(value)
-    }
-
-    fn value(rest: &mut &str, depth: u32) -> Option<Self> {
-        *rest = rest.trim_start();
-        match rest.chars().next()? {
-            _ if depth > DEPTH_MAX => None,
-            '"' => Self::text(rest).map(Self::Text),
-            '[' => {
-                let mut items = Vec::new();
-                Self::items(rest, ']', |rest| {
-                    items.push(Self::value(rest, depth + 1)?);
-                    Some(())
-                })?;
-                Some(Self::List(items))
-            }
-            '{' => {
-                let mut items = Vec::new();
-                Self::items(rest, '}', |rest| {
-                    let name = Self::text(rest)?;
-                    *rest = rest.trim_start().strip_prefix(':')?;
-                    items.push((name, Self::value(rest, depth + 1)?));
-                    Some(())
-                })?;
-                Some(Self::Object(items))
-            }
-            _ => {
-                let end = rest
-                    .find(|c: char| !(c.is_ascii_alphanumeric() || "+-.".contains(c)))
-                    .unwrap_or(rest.len());
-                let (word, after) = rest.split_at(end);
-                *rest = after;
-                (!word.is_empty()).then(|| Self::Word(word.to_owned()))
-            }
-        }
-    }
-
-    /// Parses the items between brackets, separated by commas.
-    fn items(
-        rest: &mut &str,
-        close: char,
-        mut item: impl FnMut(&mut &str) -> Option<()>,
-    ) -> Option<()> {
-        *rest = rest.get(1..)?.trim_start();
-        if let Some(after) = rest.strip_prefix(close) {
-            *rest = after;
-            return Some(());
-        }
-        loop {
-            *rest = rest.trim_start();
-            item(rest)?;
-            *rest = rest.trim_start();
-            if let Some(after) = rest.strip_prefix(close) {
-                *rest = after;
-                return Some(());
-            }
-            *rest = rest.strip_prefix(',')?;
-        }
-    }
-
-    /// Escapes are kept as they are: no name that is looked for has one.
-    fn text(rest: &mut &str) -> Option<String> {
-        let inner = rest.strip_prefix('"')?;
-        let mut is_escaped = false;
-        for (at, c) in inner.char_indices() {
-            match c {
-                '"' if !is_escaped => {
-                    *rest = inner.get(at + 1..)?;
-                    return inner.get(..at).map(str::to_owned);
-                }
-                '\\' => is_escaped = !is_escaped,
-                _ => is_escaped = false,
-            }
-        }
-        None
-    }
-
-    fn get(&self, name: &str) -> Option<&Self> {
-        let Self::Object(items) = self else {
-            return None;
-        };
-        items.iter().find(|(n, _)| n == name).map(|(_, v)| v)
-    }
-
-    fn count(&self) -> usize {
-        match self {
-            Self::List(items) => items.len(),
-            Self::Object(items) => items.len(),
-            Self::Text(_) | Self::Word(_) => 0,
-        }
-    }
-
-    fn number(&self) -> Option<usize> {
-        match self {
-            Self::Word(text) | Self::Text(text) => text.parse().ok(),
-            _ => None,
-        }
+/// A whole number, which some write as text.
+fn number_of(value: &Value) -> Option<usize> {
+    match value {
+        Value::String(text) => text.parse().ok(),
+        value => usize::try_from(value.as_u64()?).ok(),
     }
 }
 
@@ -455,6 +350,6 @@ mod tests {
             assert_eq!(hint_of(text), None, "{text}");
         }
         let deep = "[".repeat(100_000);
-        assert!(Json::parse(&deep).is_none());
+        assert!(tf_config(&deep).is_none() && text_list(&deep).is_none());
     }
 }

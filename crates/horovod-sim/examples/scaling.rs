@@ -79,7 +79,7 @@ struct Job {
 
 /// Cost of one step.
 #[derive(Default)]
-struct Step {
+struct StepCost {
     root_in: Traffic,
     root_out: Traffic,
     all: Traffic,
@@ -142,8 +142,8 @@ impl Job {
     }
 
     /// Every rank asks for every gradient and is told to run them.
-    fn step(&mut self) -> Step {
-        let mut step = Step::default();
+    fn step(&mut self) -> StepCost {
+        let mut step = StepCost::default();
         for number in 0..self.tensors {
             self.entry += 1;
             let id = EntryId(self.entry);
@@ -172,7 +172,7 @@ impl Job {
     }
 
     /// From the workers to the coordinator's decision, which is the same for all.
-    fn up(&mut self, messages: &[Vec<u8>], step: &mut Step) -> Vec<Vec<u8>> {
+    fn up(&mut self, messages: &[Vec<u8>], step: &mut StepCost) -> Vec<Vec<u8>> {
         // Messages that a node sends up and their time, by rank.
         let mut sent: BTreeMap<Rank, (Vec<Vec<u8>>, f64)> = BTreeMap::new();
         for node in &mut self.nodes {
@@ -220,10 +220,10 @@ impl Job {
     }
 
     /// From the decision to the last worker.
-    fn down(&mut self, decided: &[Vec<u8>], step: &mut Step) {
+    fn down(&mut self, decided: &[Vec<u8>], step: &mut StepCost) {
         let mut done: BTreeMap<Rank, f64> = BTreeMap::new();
         let mut latest = 0f64;
-        let mut send = |rank: Rank, children: &[Rank], at: f64, step: &mut Step| {
+        let mut send = |rank: Rank, children: &[Rank], at: f64, step: &mut StepCost| {
             let mut at = at;
             let mut received = Vec::new();
             for child in children {
@@ -290,7 +290,7 @@ fn inbox(
     node: Rank,
     sent: &BTreeMap<Rank, (Vec<Vec<u8>>, f64)>,
     messages: &[Vec<u8>],
-    step: &mut Step,
+    step: &mut StepCost,
 ) -> (Vec<(Rank, Vec<u8>)>, f64) {
     let mut inbox: Vec<(Rank, Vec<u8>)> =
         messages.iter().map(|bytes| (node, bytes.clone())).collect();
@@ -343,7 +343,14 @@ fn usual(
     all[all.len() / 2]
 }
 
-fn print_line(layout: &str, fan_out: u32, tensors: u32, job: &Job, first: &Step, known: &Step) {
+fn print_line(
+    layout: &str,
+    fan_out: u32,
+    tensors: u32,
+    job: &Job,
+    first: &StepCost,
+    known: &StepCost,
+) {
     let (fan_out, variant) = match layout {
         "star" => (0, "star".to_owned()),
         _ => (fan_out, format!("tree, {fan_out} each")),

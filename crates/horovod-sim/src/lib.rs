@@ -21,8 +21,8 @@ mod trace;
 pub use checkers::{Failure, check, check_alike};
 pub use cluster::{run_plan, run_plan_in};
 use horovod_protocol::Tree;
-pub use members::{JobLimits, Outcome, run_job_seed};
-pub use plan::{Delays, Ending, Expected, Limits, Phase, SimulationPlan};
+pub use members::{JobLimits, JobResult, run_job_seed};
+pub use plan::{Delays, Ending, Expected, Limits, RequestPhase, SimulationPlan};
 pub use rng::Rng;
 pub use trace::{Digest, End, Event, ItemDigest, Trace};
 

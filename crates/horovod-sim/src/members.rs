@@ -16,7 +16,7 @@ mod world;
 
 use crate::checkers::Failure;
 
-pub use world::Outcome;
+pub use world::JobResult;
 
 /// How large jobs get.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +49,7 @@ impl Default for JobLimits {
 ///
 /// # Errors
 /// The first broken promise with the seed, the fewest faults that lead to it, and what happened.
-pub fn run_job_seed(seed: u64, limits: &JobLimits) -> Result<Outcome, Failure> {
+pub fn run_job_seed(seed: u64, limits: &JobLimits) -> Result<JobResult, Failure> {
     let failure = match world::run(seed, limits) {
         Ok(outcome) => return Ok(outcome),
         Err(failure) => failure,

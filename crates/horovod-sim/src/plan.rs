@@ -19,7 +19,7 @@ pub struct SimulationPlan {
     /// How slow the links are.
     pub delays: Delays,
     /// A rank enters the next phase when everything it asked for in the last has ended.
-    pub phases: Vec<Phase>,
+    pub phases: Vec<RequestPhase>,
     /// The fault or shutdown at the end, or in between.
     pub ending: Ending,
     /// Whether the last phase cannot end but by the shutdown.
@@ -41,7 +41,7 @@ pub struct Delays {
 
 /// Requests that the ranks make in any order among each other.
 #[derive(Clone, Debug, Default)]
-pub struct Phase {
+pub struct RequestPhase {
     /// Per rank: item number and request, in order.
     pub steps: Vec<Vec<(usize, Request)>>,
     /// Per item: how it ends on every rank that asks for it.
@@ -133,7 +133,7 @@ impl SimulationPlan {
 
         let mut maker = Maker::new(size, limits.items_max);
         let count = 1 + rng.index(limits.phases_max);
-        let mut phases: Vec<Phase> = (0..count).map(|_| maker.any_phase(rng)).collect();
+        let mut phases: Vec<RequestPhase> = (0..count).map(|_| maker.any_phase(rng)).collect();
         let ending = Self::random_ending(rng, size, typical * 6 * count as u64);
         let stops_amid = matches!(ending, Ending::Shutdown { .. }) && size > 1 && rng.chance(40);
         // Everybody gets this far before anybody stops.

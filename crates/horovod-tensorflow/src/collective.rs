@@ -8,7 +8,7 @@ use crate::done::Done;
 use crate::dtypes::{Dtype, INT32};
 use crate::kernel::{Kernel, panicked};
 use crate::load::{core, tf};
-use crate::operations::{Computes, Kind};
+use crate::operations::{Computes, OperationCode};
 use crate::pending::{self, End, Latch, PendingOperation};
 use crate::tf::context::Context;
 use crate::tf::status::{Code, Failure};
@@ -34,7 +34,7 @@ pub(crate) unsafe fn start(kernel: &Kernel, context: Context, done: *mut c_void)
     unsafe { (tf().run_done)(done) };
 }
 
-fn launch(kernel: &Kernel, kind: Kind, context: Context, end: End) {
+fn launch(kernel: &Kernel, kind: OperationCode, context: Context, end: End) {
     let prepared = catch_unwind(AssertUnwindSafe(|| prepare(kernel, kind, context)));
     let prepared = prepared.unwrap_or_else(|_| Err(panicked()));
     let operands = match prepared {
@@ -45,9 +45,13 @@ fn launch(kernel: &Kernel, kind: Kind, context: Context, end: End) {
             return;
         }
     };
-    let tensors: Vec<CoreTensor> = operands.tensors.iter().map(Operand::described).collect();
+    let tensors: Vec<CoreTensor> = operands
+        .tensors
+        .iter()
+        .map(CoreOperand::described)
+        .collect();
     // The kernel may be gone when the operation has ended, perhaps before this returns.
-    let may_wait = matches!(kind, Kind::Allreduce | Kind::Broadcast);
+    let may_wait = matches!(kind, OperationCode::Allreduce | OperationCode::Broadcast);
     let (started_run, may_wait) = kernel.wait_history.clone().start(may_wait);
     let described = Described {
         kind,
@@ -60,29 +64,22 @@ fn launch(kernel: &Kernel, kind: Kind, context: Context, end: End) {
         splits: operands.splits.as_deref(),
         may_wait,
     };
-    let pending = PendingOperation::new(
-        kernel.operation.name,
-        kind,
-        context,
-        end,
-        operands.handles,
-        operands.tensors.len(),
-        started_run,
-    );
+    let pending = PendingOperation::new(kernel.operation.name, kind, context, end, started_run)
+        .with_operands(operands.handles, operands.tensors.len());
     // SAFETY: the pending operation holds handles on the memory of all operands until `ended` is called.
     unsafe { pending::submit(core(), &described, &tensors, pending) };
 }
 
 /// The tensors of an operation.
 struct Operands {
-    tensors: Vec<Operand>,
+    tensors: Vec<CoreOperand>,
     /// On all of their memory.
     handles: Vec<Tensor>,
     splits: Option<Vec<i64>>,
 }
 
 /// One tensor as the core shall see it.
-struct Operand {
+struct CoreOperand {
     dtype: Dtype,
     dims: Vec<i64>,
     input: *const c_void,
@@ -90,7 +87,7 @@ struct Operand {
     output: *mut c_void,
 }
 
-impl Operand {
+impl CoreOperand {
     fn described(&self) -> CoreTensor {
         CoreTensor::new(self.dtype.core(), &self.dims, self.input, self.output)
     }
@@ -99,14 +96,14 @@ impl Operand {
 /// `HOROVOD_AVERAGE` and `HOROVOD_SUM` of the header.
 const SCATTERED: [u8; 2] = [0, 1];
 
-fn prepare(kernel: &Kernel, kind: Kind, context: Context) -> Result<Operands, Failure> {
+fn prepare(kernel: &Kernel, kind: OperationCode, context: Context) -> Result<Operands, Failure> {
     // The core's refusal does not tell it from a lost rank, after which elastic training would try again.
-    if kind == Kind::Reducescatter && !SCATTERED.contains(&kernel.reduce_op) {
+    if kind == OperationCode::Reducescatter && !SCATTERED.contains(&kernel.reduce_op) {
         let text = "Reducescatter currently only supports AVERAGE and SUM.";
         return Err(Failure::new(Code::InvalidArgument, text));
     }
     let count = match kind {
-        Kind::Alltoall => 1,
+        OperationCode::Alltoall => 1,
         _ => context.input_count(),
     };
     let mut operands = Operands {
@@ -117,15 +114,15 @@ fn prepare(kernel: &Kernel, kind: Kind, context: Context) -> Result<Operands, Fa
     for index in 0..count {
         let input = context.input(index)?;
         match kind {
-            Kind::Allreduce => operands.push_reduced(context, index, input)?,
-            Kind::Broadcast => {
+            OperationCode::Allreduce => operands.push_reduced(context, index, input)?,
+            OperationCode::Broadcast => {
                 let is_root = u32::try_from(core().rank()) == Ok(kernel.root);
                 operands.push_broadcast(context, index, input, is_root)?;
             }
             _ => operands.push_late(input)?,
         }
     }
-    if kind == Kind::Alltoall {
+    if kind == OperationCode::Alltoall {
         operands.splits = splits(&context.input(1)?)?;
     }
     Ok(operands)
@@ -184,7 +181,7 @@ impl Operands {
     }
 
     fn push(&mut self, dtype: Dtype, dims: Vec<i64>, input: *const c_void, output: *mut c_void) {
-        self.tensors.push(Operand {
+        self.tensors.push(CoreOperand {
             dtype,
             dims,
             input,

@@ -5,7 +5,7 @@ use std::mem::size_of;
 use std::path::PathBuf;
 
 use crate::loaded_objects::{Library, c_path, own_path, paths, text};
-use crate::operations::Kind;
+use crate::operations::OperationCode;
 
 /// The version of the header that this follows.
 const ABI_VERSION: u32 = 1;
@@ -84,7 +84,7 @@ pub(crate) struct CoreOperation {
 
 /// An operation, apart from its tensors.
 pub(crate) struct Described<'a> {
-    pub(crate) kind: Kind,
+    pub(crate) kind: OperationCode,
     pub(crate) reduce_op: u8,
     pub(crate) process_set: u32,
     pub(crate) root: u32,
@@ -180,7 +180,7 @@ impl CoreFunctions {
         let splits = described.splits;
         let (prefix, name) = match described.kind {
             // One for all frameworks, numbered.
-            Kind::Join => (std::ptr::null(), std::ptr::null()),
+            OperationCode::Join => (std::ptr::null(), std::ptr::null()),
             _ => (PREFIX.as_ptr(), described.name.as_ptr()),
         };
         let operation = CoreOperation {
@@ -217,11 +217,11 @@ impl CoreFunctions {
     ///
     /// # Safety
     /// `result` is that of a call of `done` that has not returned.
-    pub(crate) unsafe fn outcome(&self, result: *mut CoreResult) -> Outcome {
+    pub(crate) unsafe fn outcome(&self, result: *mut CoreResult) -> OperationOutcome {
         // SAFETY: as the caller promises; so below.
         let status = unsafe { (self.result_status)(result) };
         if status != OK {
-            return Outcome::Failed {
+            return OperationOutcome::Failed {
                 status,
                 // SAFETY: a C string that lives as long as the result.
                 text: unsafe { text((self.result_error)(result)) },
@@ -238,7 +238,7 @@ impl CoreFunctions {
             // SAFETY: so many rows, which live as long as the result.
             unsafe { std::slice::from_raw_parts(first, count) }.to_vec()
         };
-        Outcome::Done {
+        OperationOutcome::Done {
             received,
             // SAFETY: as above.
             last_joined: unsafe { (self.result_last_joined)(result) },
@@ -277,7 +277,7 @@ impl CoreFunctions {
 }
 
 /// How an operation has ended.
-pub(crate) enum Outcome {
+pub(crate) enum OperationOutcome {
     Done {
         /// Alltoall: rows received from each member.
         received: Vec<u64>,

@@ -5,7 +5,7 @@ use crate::dtypes;
 /// Kind of an operation; the numbers are those of the core's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub(crate) enum OperationCode {
     Allreduce = 0,
     Allgather = 1,
     Broadcast = 2,
@@ -14,7 +14,7 @@ pub(crate) enum Kind {
     Join = 6,
 }
 
-impl Kind {
+impl OperationCode {
     /// Whether the outputs' sizes are known late, so that they are allocated then.
     pub(crate) fn is_late(self) -> bool {
         matches!(self, Self::Allgather | Self::Alltoall | Self::Reducescatter)
@@ -48,7 +48,7 @@ pub(crate) enum Shapes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Computes {
     /// The members of a process set, together.
-    Collective(Kind),
+    Collective(OperationCode),
     /// This process alone.
     Query(Query),
 }
@@ -107,7 +107,7 @@ const GROUP_GATHERING: &[&str] = &[TYPE, IGNORE_SCOPE, PROCESS_SET, NUMBER];
 
 const fn collective(
     name: &'static str,
-    kind: Kind,
+    kind: OperationCode,
     inputs: &'static [&'static str],
     outputs: &'static [&'static str],
     attributes: &'static [&'static str],
@@ -158,7 +158,7 @@ pub(crate) const COUNT: usize = 14;
 pub(crate) static ALL: [Operation; COUNT] = [
     collective(
         "HorovodAllreduce",
-        Kind::Allreduce,
+        OperationCode::Allreduce,
         &["tensor: T"],
         &["sum: T"],
         REDUCING,
@@ -166,7 +166,7 @@ pub(crate) static ALL: [Operation; COUNT] = [
     ),
     grouped(collective(
         "HorovodGroupedAllreduce",
-        Kind::Allreduce,
+        OperationCode::Allreduce,
         &["tensors: num_tensors*T"],
         &["sum: num_tensors*T"],
         GROUP_REDUCING,
@@ -174,7 +174,7 @@ pub(crate) static ALL: [Operation; COUNT] = [
     )),
     collective(
         "HorovodAllgather",
-        Kind::Allgather,
+        OperationCode::Allgather,
         &["tensor: T"],
         &["output: T"],
         GATHERING,
@@ -182,7 +182,7 @@ pub(crate) static ALL: [Operation; COUNT] = [
     ),
     grouped(collective(
         "HorovodGroupedAllgather",
-        Kind::Allgather,
+        OperationCode::Allgather,
         &["tensors: num_tensors*T"],
         &["outputs: num_tensors*T"],
         GROUP_GATHERING,
@@ -190,7 +190,7 @@ pub(crate) static ALL: [Operation; COUNT] = [
     )),
     collective(
         "HorovodBroadcast",
-        Kind::Broadcast,
+        OperationCode::Broadcast,
         &["tensor: T"],
         &["output: T"],
         &[TYPE, ROOT, IGNORE_SCOPE, PROCESS_SET],
@@ -198,7 +198,7 @@ pub(crate) static ALL: [Operation; COUNT] = [
     ),
     collective(
         "HorovodAlltoall",
-        Kind::Alltoall,
+        OperationCode::Alltoall,
         &["tensor: T", "splits: int32"],
         &["output: T", "received_splits: int32"],
         GATHERING,
@@ -206,7 +206,7 @@ pub(crate) static ALL: [Operation; COUNT] = [
     ),
     collective(
         "HorovodReducescatter",
-        Kind::Reducescatter,
+        OperationCode::Reducescatter,
         &["tensor: T"],
         &["output: T"],
         REDUCING,
@@ -214,7 +214,7 @@ pub(crate) static ALL: [Operation; COUNT] = [
     ),
     grouped(collective(
         "HorovodGroupedReducescatter",
-        Kind::Reducescatter,
+        OperationCode::Reducescatter,
         &["tensors: num_tensors*T"],
         &["outputs: num_tensors*T"],
         GROUP_REDUCING,
@@ -225,7 +225,7 @@ pub(crate) static ALL: [Operation; COUNT] = [
         stateful: true,
         ..collective(
             "HorovodJoin",
-            Kind::Join,
+            OperationCode::Join,
             &[],
             &["output: int32"],
             &[],

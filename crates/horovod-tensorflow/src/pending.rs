@@ -5,13 +5,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crate::core_functions::{
-    self, Allocate, CoreFunctions, CoreResult, CoreTensor, Described, Outcome,
+    self, Allocate, CoreFunctions, CoreResult, CoreTensor, Described, OperationOutcome,
 };
 use crate::done::Done;
 use crate::dtypes::Dtype;
 use crate::kernel::panicked;
 use crate::load::{core, tf};
-use crate::operations::Kind;
+use crate::operations::OperationCode;
 use crate::tf::context::Context;
 use crate::tf::status::{Code, Failure};
 use crate::tf::tensor::Tensor;
@@ -68,7 +68,7 @@ impl Latch {
 pub(crate) struct PendingOperation {
     /// The operation's type, for messages.
     operation: &'static str,
-    kind: Kind,
+    kind: OperationCode,
     context: Context,
     end: End,
     /// On the memory of inputs and outputs.
@@ -83,24 +83,30 @@ pub(crate) struct PendingOperation {
 impl PendingOperation {
     pub(crate) fn new(
         operation: &'static str,
-        kind: Kind,
+        kind: OperationCode,
         context: Context,
         end: End,
-        handles: Vec<Tensor>,
-        outputs: usize,
         started_run: StartedRun,
     ) -> Self {
-        let late = kind.is_late();
         Self {
             operation,
             kind,
             context,
             end,
-            handles,
-            allocated: vec![false; if late { outputs } else { 0 }],
+            handles: Vec::new(),
+            allocated: Vec::new(),
             failure: None,
             started_run,
         }
+    }
+
+    /// With handles on the memory of all operands, and the number of outputs.
+    pub(crate) fn with_operands(mut self, handles: Vec<Tensor>, outputs: usize) -> Self {
+        self.handles = handles;
+        if self.kind.is_late() {
+            self.allocated = vec![false; outputs];
+        }
+        self
     }
 
     fn allocate(&mut self, index: usize, dtype: u8, dims: &[u64]) -> *mut c_void {
@@ -127,7 +133,7 @@ impl PendingOperation {
     }
 
     /// Sets what is still to be set, and tells TensorFlow.
-    fn finish(mut self, outcome: Outcome) {
+    fn finish(mut self, outcome: OperationOutcome) {
         let set = catch_unwind(AssertUnwindSafe(|| self.set_outputs(outcome)));
         if let Err(failure) = set.unwrap_or_else(|_| Err(panicked())) {
             self.context.fail(&failure);
@@ -138,26 +144,26 @@ impl PendingOperation {
         self.end.run();
     }
 
-    fn set_outputs(&mut self, outcome: Outcome) -> Result<(), Failure> {
+    fn set_outputs(&mut self, outcome: OperationOutcome) -> Result<(), Failure> {
         if let Some(failure) = self.failure.take() {
             return Err(failure);
         }
         match outcome {
-            Outcome::Failed {
+            OperationOutcome::Failed {
                 status,
                 text,
                 refused,
             } => Err(failure_of(self.operation, status, text, refused)),
-            Outcome::Done { .. } if self.allocated.contains(&false) => Err(Failure::new(
+            OperationOutcome::Done { .. } if self.allocated.contains(&false) => Err(Failure::new(
                 Code::Internal,
                 "the core has ended an operation without an output",
             )),
-            Outcome::Done {
+            OperationOutcome::Done {
                 received,
                 last_joined,
             } => match self.kind {
-                Kind::Join => write_numbers(self.context, 0, &[], &[last_joined]),
-                Kind::Alltoall => {
+                OperationCode::Join => write_numbers(self.context, 0, &[], &[last_joined]),
+                OperationCode::Alltoall => {
                     let rows: Result<Vec<i32>, _> =
                         received.into_iter().map(i32::try_from).collect();
                     let rows = rows.map_err(|_| {
@@ -205,7 +211,7 @@ pub(crate) unsafe fn submit(
     if let Err((status, text)) = submitted {
         // SAFETY: the core has not taken it.
         let pending = unsafe { Box::from_raw(pending) };
-        pending.finish(Outcome::Failed {
+        pending.finish(OperationOutcome::Failed {
             status,
             text,
             refused: false,

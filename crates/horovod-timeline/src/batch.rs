@@ -8,7 +8,9 @@ use std::sync::Arc;
 use horovod_protocol::wire::{DecodeError, Reader, Writer, cut_at};
 use horovod_protocol::{ProcessSetId, Rank};
 
-use super::report::{Event, Item, Nanos, Outcome, Report, Span, Stage, Stamp, Text, ThreadId};
+use super::report::{
+    Event, Item, Nanos, Report, ReportedResult, Span, StageReport, Stamp, Text, ThreadId,
+};
 
 /// Most events, items or texts of one batch: far more than fit into one of the usual size.
 const COUNT_MAX: usize = 1 << 20;
@@ -374,7 +376,7 @@ impl Decoder<'_> {
         let bytes = self.r.varint("bytes")?;
         let mut stages = Vec::new();
         for _ in 0..self.count("stages")? {
-            stages.push(Stage {
+            stages.push(StageReport {
                 name: self.text()?,
                 begin: self.time()?,
                 end: self.time()?,
@@ -410,7 +412,7 @@ impl Decoder<'_> {
         };
         let result = match self.r.varint("result")? {
             0 => None,
-            _ => Some(Outcome {
+            _ => Some(ReportedResult {
                 dtype: self.text()?,
                 shape: Text::Shared(text(&mut self.r)?),
                 bytes: self.r.varint("bytes")?,
@@ -456,12 +458,13 @@ mod tests {
 
     fn items() -> impl Strategy<Value = Item> {
         let stamp = (any::<u64>(), any::<u32>()).prop_map(|(at, thread)| Stamp { at, thread });
-        let result =
-            (names(), any::<String>(), any::<u64>()).prop_map(|(dtype, shape, bytes)| Outcome {
+        let result = (names(), any::<String>(), any::<u64>()).prop_map(|(dtype, shape, bytes)| {
+            ReportedResult {
                 dtype,
                 shape: Text::Shared(shape.into()),
                 bytes,
-            });
+            }
+        });
         (
             names(),
             proptest::option::of(stamp),
@@ -474,8 +477,8 @@ mod tests {
             })
     }
 
-    fn stages() -> impl Strategy<Value = Stage> {
-        (names(), any::<u64>(), any::<u64>()).prop_map(|(name, begin, end)| Stage {
+    fn stages() -> impl Strategy<Value = StageReport> {
+        (names(), any::<u64>(), any::<u64>()).prop_map(|(name, begin, end)| StageReport {
             name,
             begin,
             end,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use horovod_protocol::{ExecItem, TensorMeta};
 
-use super::report::{Outcome, Text, outcome};
+use super::report::{ReportedResult, Text, outcome};
 
 /// Tensors and groups that have numbers; when there are more, all get new ones.
 const NUMBERS_MAX: usize = 1 << 16;
@@ -94,7 +94,7 @@ pub(super) struct Entry {
     pub(super) name: Text,
     pub(super) tensors: Vec<TensorMeta>,
     /// The outcome unless the operation has another.
-    pub(super) outcome: Outcome,
+    pub(super) outcome: ReportedResult,
 }
 
 impl Directory {

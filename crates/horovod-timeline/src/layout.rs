@@ -12,7 +12,7 @@ use horovod_protocol::{ProcessSetId, Rank};
 
 use super::batch::Batch;
 use super::object::Object;
-use super::report::{Event, Nanos, Report, Span, Stage, Stamp, Text, ThreadId};
+use super::report::{Event, Nanos, Report, Span, StageReport, Stamp, Text, ThreadId};
 use super::trace::Trace;
 
 /// The process of rank `r` is this number plus `r`: far above those of the tensors.
@@ -58,7 +58,7 @@ pub(super) struct Layout {
     ranks: HashSet<u32>,
     threads: HashSet<(u32, ThreadId)>,
     /// By place in the job's order: executions that some members have reported.
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, WaitingReports>,
     waiting_items: usize,
     /// Events since others had their turn.
     written: u32,
@@ -73,7 +73,7 @@ struct Track {
 }
 
 #[derive(Default)]
-struct Waiting {
+struct WaitingReports {
     /// The report of the member whose view is shown.
     main: Option<Report>,
     /// When each member submitted each item.
@@ -364,7 +364,7 @@ impl Layout {
     }
 
     /// The tensors' own tracks.
-    fn tensors(&mut self, waiting: Waiting) -> io::Result<()> {
+    fn tensors(&mut self, waiting: WaitingReports) -> io::Result<()> {
         let items: usize = waiting.ready.iter().map(|(_, items)| items.len()).sum();
         self.waiting_items = self.waiting_items.saturating_sub(items);
         // Without it there is nobody's view to show.
@@ -574,7 +574,7 @@ fn place(e: &mut Object<'_>, pid: u64, thread: ThreadId) {
 }
 
 /// The algorithm is the outermost stage that says so: the first that is not only a copy.
-fn algorithm(args: &mut Object<'_>, stages: &[Stage]) {
+fn algorithm(args: &mut Object<'_>, stages: &[StageReport]) {
     let mut stages = stages.iter();
     if let Some(stage) = stages.find(|stage| !stage.name.starts_with("MEMCPY_")) {
         args.text("algorithm", &stage.name);

@@ -2,7 +2,7 @@
 //!
 //! The engine hands over what it has in hand anyway (an execution that was carried out, the times of its submissions)
 //! through a bounded queue that never makes it wait. A thread of lowest priority, which exists only while something
-//! is recorded, does the rest: on rank 0 it writes the file, on the others it packs batches that the engine sends to
+//! is recorded, does the rest. On rank 0 it writes the file. On the others it packs batches, which the engine sends to
 //! rank 0 when nothing of the negotiation waits to be sent. Rank 0 says when recording starts and stops.
 #![forbid(unsafe_code)]
 
@@ -42,7 +42,7 @@ use threads::Threads;
 pub use batch::{MessageKind, emptied, kind_of};
 pub use catalog::Catalog;
 pub use items::Items;
-pub use report::{Executed, Nanos, Stage, Stamp, op_name};
+pub use report::{Executed, Nanos, StageReport, Stamp, op_name};
 
 /// Where rank 0 writes to when the job starts.
 #[derive(Clone, Debug, PartialEq, Eq)]

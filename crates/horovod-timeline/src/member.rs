@@ -211,7 +211,7 @@ struct Packer {
 }
 
 /// Result of packing one record.
-struct Step {
+struct Packed {
     /// There is something for the engine.
     sent: bool,
     /// There may be another record, and room for it.
@@ -228,7 +228,7 @@ impl Packer {
     }
 
     /// Packs one record; sends the batch when it is full or there are no more.
-    fn step(&mut self, timeline: &Timeline) -> Step {
+    fn step(&mut self, timeline: &Timeline) -> Packed {
         let any = self.unsent.is_none() && self.add_one(&mut timeline.queue().reader());
         let ends = self.is_full() || (!any && !self.encoder.is_empty());
         let batch = match self.unsent.take() {
@@ -244,7 +244,7 @@ impl Packer {
             Err(TrySendError::Disconnected(_)) => false,
         });
         let more = any && self.unsent.is_none();
-        Step { sent, more }
+        Packed { sent, more }
     }
 
     /// The next batch of what is left; `None` when nothing is.

@@ -2,12 +2,6 @@
 
 use super::report::Nanos;
 
-/// Two digits at a time.
-const PAIRS: &[u8; 200] = b"00010203040506070809101112131415161718192021222324\
-25262728293031323334353637383940414243444546474849\
-50515253545556575859606162636465666768697071727374\
-75767778798081828384858687888990919293949596979899";
-
 /// The fields of an object that is being written.
 pub(super) struct Object<'a> {
     out: &'a mut Vec<u8>,
@@ -60,10 +54,8 @@ impl<'a> Object<'a> {
 
     pub(super) fn signed(&mut self, key: &str, n: i64) -> &mut Self {
         self.key(key);
-        if n < 0 {
-            self.out.push(b'-');
-        }
-        push_number(self.out, n.unsigned_abs());
+        let mut digits = itoa::Buffer::new();
+        self.out.extend_from_slice(digits.format(n).as_bytes());
         self
     }
 
@@ -117,28 +109,14 @@ fn push_string(out: &mut Vec<u8>, text: &str) {
 }
 
 /// Appends a whole number.
-fn push_number(out: &mut Vec<u8>, mut n: u64) {
-    let mut digits = [0u8; 20];
-    let mut start = digits.len();
-    while n >= 10 {
-        let pair = (n % 100) as usize * 2;
-        n /= 100;
-        start -= 2;
-        digits[start..start + 2].copy_from_slice(&PAIRS[pair..pair + 2]);
-    }
-    if n > 0 || start == digits.len() {
-        start -= 1;
-        digits[start] = b'0' + n as u8;
-    }
-    out.extend_from_slice(&digits[start..]);
+fn push_number(out: &mut Vec<u8>, n: u64) {
+    out.extend_from_slice(itoa::Buffer::new().format(n).as_bytes());
 }
 
 fn push_micros(out: &mut Vec<u8>, ns: Nanos) {
     push_number(out, ns / 1000);
-    let rest = (ns % 1000) as usize;
-    let pair = rest % 100 * 2;
-    let hundreds = b'0' + (rest / 100) as u8;
-    out.extend_from_slice(&[b'.', hundreds, PAIRS[pair], PAIRS[pair + 1]]);
+    let digit = |n: u64| b'0' + (n % 10) as u8;
+    out.extend_from_slice(&[b'.', digit(ns / 100), digit(ns / 10), digit(ns)]);
 }
 
 #[cfg(test)]

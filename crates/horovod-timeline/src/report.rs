@@ -51,7 +51,7 @@ impl PartialEq for Text {
 
 /// A part of an operation that has a name of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stage {
+pub struct StageReport {
     pub(crate) name: Text,
     /// When it began.
     pub begin: Nanos,
@@ -59,7 +59,7 @@ pub struct Stage {
     pub end: Nanos,
 }
 
-impl Stage {
+impl StageReport {
     /// A part with this name, from `begin` until `end`.
     #[inline]
     pub fn new(name: &'static str, begin: Nanos, end: Nanos) -> Self {
@@ -75,12 +75,12 @@ pub(crate) struct Item {
     /// `None` on a rank that had joined.
     pub(crate) submitted: Option<Stamp>,
     /// Only told by the rank whose view the tensor's track shows.
-    pub(crate) result: Option<Outcome>,
+    pub(crate) result: Option<ReportedResult>,
 }
 
 /// Result of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Outcome {
+pub(crate) struct ReportedResult {
     pub(crate) dtype: Text,
     pub(crate) shape: Text,
     pub(crate) bytes: u64,
@@ -100,7 +100,7 @@ pub(crate) struct Report {
     pub(crate) begin: Nanos,
     pub(crate) end: Nanos,
     pub(crate) bytes: u64,
-    pub(crate) stages: Vec<Stage>,
+    pub(crate) stages: Vec<StageReport>,
     pub(crate) items: Vec<Item>,
 }
 
@@ -148,7 +148,7 @@ pub struct Executed {
     /// When it ended.
     pub end: Nanos,
     /// Its parts, in their order.
-    pub stages: Vec<Stage>,
+    pub stages: Vec<StageReport>,
 }
 
 impl Executed {
@@ -157,7 +157,7 @@ impl Executed {
         let shapes = self.output_shapes.iter().map(Vec::capacity).sum::<usize>();
         size_of::<Self>()
             + self.items.size()
-            + self.stages.capacity() * size_of::<Stage>()
+            + self.stages.capacity() * size_of::<StageReport>()
             + self.output_shapes.capacity() * size_of::<Vec<Shape>>()
             + shapes * size_of::<Shape>()
     }
@@ -230,7 +230,7 @@ fn bytes_of(meta: &TensorMeta) -> u64 {
 }
 
 /// The outcome of an operation on these tensors; the shapes are theirs if there are no others.
-pub(super) fn outcome(tensors: &[TensorMeta], shapes: Option<&[Shape]>) -> Outcome {
+pub(super) fn outcome(tensors: &[TensorMeta], shapes: Option<&[Shape]>) -> ReportedResult {
     let mut shape = String::new();
     for (i, meta) in tensors.iter().enumerate() {
         if shape.len() > SHAPES_BYTES_MAX {
@@ -243,7 +243,7 @@ pub(super) fn outcome(tensors: &[TensorMeta], shapes: Option<&[Shape]>) -> Outco
         let dims = shapes.and_then(|s| s.get(i)).unwrap_or(&meta.shape);
         push_shape(&mut shape, dims);
     }
-    Outcome {
+    ReportedResult {
         dtype: dtype_of(tensors),
         shape: Text::Shared(shape.into()),
         bytes: tensors.iter().map(bytes_of).fold(0, u64::wrapping_add),
@@ -302,7 +302,7 @@ mod tests {
         let empty = size_of::<Executed>() + executed.items.size();
         assert_eq!(executed.size(), empty);
         executed.stages = Vec::with_capacity(2);
-        let stages = 2 * size_of::<Stage>();
+        let stages = 2 * size_of::<StageReport>();
         assert_eq!(executed.size(), empty + stages);
         executed.output_shapes = vec![Vec::with_capacity(5)];
         let shapes = size_of::<Vec<Shape>>() + 5 * size_of::<Shape>();

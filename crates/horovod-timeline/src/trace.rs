@@ -2,8 +2,8 @@
 //!
 //! The file is one array. Every write starts at its closing bracket, adds whole events and ends with the bracket
 //! again, so nobody ever sees an open end. The system copies a write page by page, and a process that is killed may
-//! leave part of them: so a write ends with the page in which most of it lies, and crosses into that from the page
-//! before, if at all, after a few bytes.
+//! leave part of them. So a write ends with the page in which most of it lies. It may begin on the page before, with a few
+//! bytes.
 
 use std::fs::File;
 use std::io;

@@ -1,7 +1,7 @@
 //! Core migration of waiting ranks, where ranks outnumber cores.
 //!
-//! A thread that gives way all the time never looks idle to the kernel, and one that ran just now is not moved to a core
-//! that is: ranks that happen to share a core stay there for a tenth of a second or more. So each rank tells on which core
+//! The kernel never sees a thread that yields all the time as idle, and does not move a thread that ran just now to an idle
+//! core. Ranks that happen to share a core stay there for a tenth of a second or more. So each rank publishes on which core
 //! it waits, and where one core has too many of them, one of those moves.
 
 use std::sync::Arc;

@@ -1,9 +1,8 @@
 //! Authenticated links between ranks: shared memory inside a host, TCP between hosts.
 //!
-//! [`connect`] turns a [`MeshConfig`] into a [`Mesh`]: who is where ([`Topology`]), small ordered
-//! messages to and from rank 0 ([`Control`]), byte links and the shared arena for tensor data
-//! ([`Data`]) and one place to sleep for all of them ([`Waiter`]). [`rendezvous`] is what the
-//! launcher runs for them to find each other.
+//! [`connect`] turns a [`MeshConfig`] into a [`Mesh`]. Its [`Topology`] says which rank is where. [`Control`] carries small
+//! ordered messages to and from rank 0. [`Data`] has byte links and the shared arena for tensor data. A rank sleeps for all
+//! of them in one place, [`Waiter`]. The launcher runs the [`rendezvous`], through which the ranks find each other.
 //!
 //! Deliberately absent: any meaning of the bytes, algorithms, environment variables, threads (but
 //! the rendezvous server's).
@@ -74,7 +73,7 @@ pub use self::{
     local_server::{LocalConnection, LocalServer},
     mesh::{
         CONNECTIONS_MAX, Congestion, ConnectError, FAN_OUT, Finder, HEARTBEAT, Interrupt,
-        Membership, Mesh, MeshConfig, Place, connect,
+        Membership, Mesh, MeshConfig, RendezvousPlace, connect,
     },
     platform::{
         MECHANISMS, Mechanisms, fd::fork_epoch, identity::host_identity, net::loopback,

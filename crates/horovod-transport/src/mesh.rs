@@ -11,7 +11,7 @@ pub(crate) use assemble::{Parts, SharedMemory};
 pub(crate) use config::list;
 pub use config::{
     CONNECTIONS_MAX, Congestion, ConnectError, FAN_OUT, Finder, HEARTBEAT, Interrupt, Membership,
-    MeshConfig, Place,
+    MeshConfig, RendezvousPlace,
 };
 pub use connect::connect;
 

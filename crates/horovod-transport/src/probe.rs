@@ -134,7 +134,7 @@ pub struct Reached {
     pub took: Duration,
 }
 
-enum Step {
+enum ProbeStep {
     Connecting(Arc<Fd>),
     Shaking(Box<Initiator>),
     Over,
@@ -143,7 +143,7 @@ enum Step {
 /// One connection on its way.
 struct Attempt {
     to: u32,
-    step: Step,
+    step: ProbeStep,
     result: Option<Result<(Stream, Duration), Obstacle>>,
 }
 
@@ -152,12 +152,12 @@ impl Attempt {
         match net::tcp_connect(at) {
             Ok(fd) => Self {
                 to,
-                step: Step::Connecting(fd),
+                step: ProbeStep::Connecting(fd),
                 result: None,
             },
             Err(error) => Self {
                 to,
-                step: Step::Over,
+                step: ProbeStep::Over,
                 result: Some(Err(error.into())),
             },
         }
@@ -165,21 +165,21 @@ impl Attempt {
 
     fn wait(&self) -> Option<(&Fd, bool)> {
         match &self.step {
-            Step::Connecting(fd) => Some((fd, true)),
-            Step::Shaking(initiator) => Some((initiator.fd(), initiator.wants_write())),
-            Step::Over => None,
+            ProbeStep::Connecting(fd) => Some((fd, true)),
+            ProbeStep::Shaking(initiator) => Some((initiator.fd(), initiator.wants_write())),
+            ProbeStep::Over => None,
         }
     }
 
     fn advance(&mut self, prober: &Prober, since: Instant) {
         if let Some(result) = self.try_advance(prober).transpose() {
-            self.step = Step::Over;
+            self.step = ProbeStep::Over;
             self.result = Some(result.map(|stream| (stream, since.elapsed())));
         }
     }
 
     fn try_advance(&mut self, prober: &Prober) -> Result<Option<Stream>, Obstacle> {
-        if let Step::Connecting(fd) = &self.step {
+        if let ProbeStep::Connecting(fd) = &self.step {
             if net::connected(fd)?.is_none() {
                 return Ok(None);
             }
@@ -192,10 +192,10 @@ impl Attempt {
                 to: self.to,
             };
             let initiator = Initiator::new(fd.clone(), &prober.key, binding)?;
-            self.step = Step::Shaking(Box::new(initiator));
+            self.step = ProbeStep::Shaking(Box::new(initiator));
         }
         match &mut self.step {
-            Step::Shaking(initiator) => Ok(initiator.step()?),
+            ProbeStep::Shaking(initiator) => Ok(initiator.step()?),
             _ => Ok(None),
         }
     }
@@ -301,7 +301,7 @@ impl Prober {
             wait_for_any(attempts.iter().filter_map(Attempt::wait), Some(deadline));
         }
         let results = attempts.into_iter().map(|attempt| match attempt.step {
-            Step::Shaking(_) => Err(Obstacle::Handshake(
+            ProbeStep::Shaking(_) => Err(Obstacle::Handshake(
                 "it took the connection and said nothing".into(),
             )),
             _ => attempt.result.unwrap_or(Err(Obstacle::Silence)),

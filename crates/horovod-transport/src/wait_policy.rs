@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// Rounds of busy waiting before giving way, then before sleeping. A sleep and wake-up costs about
 /// 2 us here, less than spinning in the way of the peer that is waited for.
 const SPINS: u32 = 100;
-/// A thread that has nothing better to do, on a core of its rank's, goes on spinning for this long: what it costs when two
+/// A thread that has nothing better to do, on a core of its rank's, goes on spinning for this long. It costs as much if two
 /// ranks that miss each other by less both sleep and have to be woken. Frameworks take 100 us and more from one operation to
 /// the next, never equally long on all ranks.
 const SPINNING: Duration = Duration::from_micros(100);
@@ -33,10 +33,19 @@ const HOLDING_BACK_MAX: Duration = Duration::from_millis(1280);
 
 /// Action of a rank in one step of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum WaitStep {
     Spin,
     Yield,
     Sleep,
+}
+
+/// The conditions under which a rank waits.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct WaitConditions {
+    /// The ranks of this host outnumber its cores.
+    pub(crate) oversubscribed: bool,
+    /// Some of its links are sockets.
+    pub(crate) has_sockets: bool,
 }
 
 /// Policy for the steps of a wait, which count from 0 since the rank's last progress.
@@ -118,7 +127,11 @@ impl HoldOff {
 }
 
 impl WaitPolicy {
-    pub(crate) fn new(oversubscribed: bool, has_sockets: bool) -> Self {
+    pub(crate) fn new(conditions: WaitConditions) -> Self {
+        let WaitConditions {
+            oversubscribed,
+            has_sockets,
+        } = conditions;
         // Where ranks outnumber cores, spinning takes the time from the one that is waited for.
         let spins = match (oversubscribed, has_sockets) {
             (true, _) => 0,
@@ -175,9 +188,9 @@ impl WaitPolicy {
     }
 
     /// The action for step `n`. The clock is read only where it decides.
-    pub(crate) fn step(&mut self, n: u32, now: impl Fn() -> Instant) -> Step {
+    pub(crate) fn step(&mut self, n: u32, now: impl Fn() -> Instant) -> WaitStep {
         if n < self.spins {
-            return Step::Spin;
+            return WaitStep::Spin;
         }
         let mut spun = self.spins;
         if let Some(spinning) = &mut self.spinning
@@ -185,7 +198,7 @@ impl WaitPolicy {
         {
             match spinning.end(n, &now) {
                 Some(end) => spun = end,
-                None => return Step::Spin,
+                None => return WaitStep::Spin,
             }
         }
         let few = n < spun.saturating_add(self.yields);
@@ -194,9 +207,9 @@ impl WaitPolicy {
             None => few,
         };
         if yields_core {
-            Step::Yield
+            WaitStep::Yield
         } else {
-            Step::Sleep
+            WaitStep::Sleep
         }
     }
 
@@ -285,21 +298,34 @@ mod tests {
         let now = || clock.get();
         for n in 0.. {
             match wait_policy.step(n, now) {
-                Step::Spin => clock.set(clock.get() + each),
-                Step::Yield => {
+                WaitStep::Spin => clock.set(clock.get() + each),
+                WaitStep::Yield => {
                     wait_policy.yield_core(|| clock.set(clock.get() + each), now);
                 }
-                Step::Sleep => return n,
+                WaitStep::Sleep => return n,
             }
         }
         unreachable!()
     }
 
+    const WITH_CORES: WaitConditions = WaitConditions {
+        oversubscribed: false,
+        has_sockets: false,
+    };
+    const OVERSUBSCRIBED: WaitConditions = WaitConditions {
+        oversubscribed: true,
+        ..WITH_CORES
+    };
+    const OVER_SOCKETS: WaitConditions = WaitConditions {
+        has_sockets: true,
+        ..WITH_CORES
+    };
+
     const SHORT: Duration = Duration::from_micros(2);
 
     #[test]
     fn an_oversubscribed_rank_yields_for_a_time_in_each_wait() {
-        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(true, false));
+        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(OVERSUBSCRIBED));
         for _ in 0..3 {
             assert_eq!(steps(&mut wait_policy, &clock, SHORT), 500);
             clock.set(clock.get() + Duration::from_secs(1));
@@ -308,22 +334,22 @@ mod tests {
 
     #[test]
     fn a_thread_with_time_and_a_core_spins_for_a_time_in_each_wait() {
-        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(false, false));
+        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(WITH_CORES));
         let spins = (SPINS + 50).next_multiple_of(SPINS_PER_POLL);
         for _ in 0..3 {
             assert_eq!(steps(&mut wait_policy, &clock, SHORT), spins + YIELDS);
             let mut step = |n| wait_policy.step(n, || clock.get());
-            assert_eq!(step(spins + YIELDS + 1), Step::Sleep);
+            assert_eq!(step(spins + YIELDS + 1), WaitStep::Sleep);
             clock.set(clock.get() + Duration::from_secs(1));
         }
-        let mut over_sockets = WaitPolicy::new(false, true);
+        let mut over_sockets = WaitPolicy::new(OVER_SOCKETS);
         let rounds = steps(&mut over_sockets, &clock, SHORT);
         assert_eq!(rounds, SOCKET_SPINS + YIELDS);
     }
 
     #[test]
     fn who_spins_in_vain_again_and_again_sleeps_at_once_for_a_while() {
-        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(false, false));
+        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(WITH_CORES));
         let spins = (SPINS + 50).next_multiple_of(SPINS_PER_POLL);
         for _ in 0..SPINNING_IN_VAIN_MAX {
             assert_eq!(steps(&mut wait_policy, &clock, SHORT), spins + YIELDS);
@@ -335,12 +361,12 @@ mod tests {
 
     #[test]
     fn an_answer_in_between_shows_that_spinning_is_worth_it() {
-        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(false, false));
+        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(WITH_CORES));
         let spins = (SPINS + 50).next_multiple_of(SPINS_PER_POLL);
         for round in 0..10 * SPINNING_IN_VAIN_MAX {
             if round % SPINNING_IN_VAIN_MAX == SPINNING_IN_VAIN_MAX - 1 {
                 // The answer comes in the step after this one.
-                assert_eq!(wait_policy.step(SPINS, || clock.get()), Step::Spin);
+                assert_eq!(wait_policy.step(SPINS, || clock.get()), WaitStep::Spin);
                 clock.set(clock.get() + SHORT);
             } else {
                 assert_eq!(steps(&mut wait_policy, &clock, SHORT), spins + YIELDS);
@@ -350,23 +376,23 @@ mod tests {
 
     #[test]
     fn a_wait_that_goes_on_after_a_sleep_does_not_begin_anew() {
-        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(true, false));
+        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(OVERSUBSCRIBED));
         let slept = steps(&mut wait_policy, &clock, SHORT);
         clock.set(clock.get() + Duration::from_secs(1));
         let mut step = |n| wait_policy.step(n, || clock.get());
-        assert_eq!(step(slept + 1), Step::Sleep);
-        assert_eq!(step(0), Step::Yield);
+        assert_eq!(step(slept + 1), WaitStep::Sleep);
+        assert_eq!(step(0), WaitStep::Yield);
     }
 
     /// A wait begins, and a time slice is lost at once.
     fn lose(wait_policy: &mut WaitPolicy, clock: &Cell<Instant>) {
-        assert_eq!(wait_policy.step(0, || clock.get()), Step::Yield);
+        assert_eq!(wait_policy.step(0, || clock.get()), WaitStep::Yield);
         wait_policy.yield_core(|| clock.set(clock.get() + 4 * SLICE), || clock.get());
     }
 
     #[test]
     fn who_loses_time_slices_soon_after_each_other_sleeps_at_once_for_a_while() {
-        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(true, false));
+        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(OVERSUBSCRIBED));
         lose(&mut wait_policy, &clock);
         clock.set(clock.get() + SHORT);
         assert_eq!(steps(&mut wait_policy, &clock, SHORT), 500);
@@ -378,7 +404,7 @@ mod tests {
 
     #[test]
     fn a_slice_that_is_lost_now_and_then_is_bad_luck() {
-        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(true, false));
+        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(OVERSUBSCRIBED));
         for _ in 0..10 {
             lose(&mut wait_policy, &clock);
             assert_eq!(steps(&mut wait_policy, &clock, SHORT), 500);
@@ -388,12 +414,12 @@ mod tests {
 
     #[test]
     fn who_keeps_losing_time_slices_tries_less_and_less_often() {
-        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(true, false));
+        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(OVERSUBSCRIBED));
         let began = clock.get();
         let mut losses = 0;
         while clock.get() < began + 100 * HOLDING_BACK_MAX {
             let mut step = |n| wait_policy.step(n, || clock.get());
-            if step(0) == Step::Yield && step(YIELDS) == Step::Yield {
+            if step(0) == WaitStep::Yield && step(YIELDS) == WaitStep::Yield {
                 losses += 1;
                 lose(&mut wait_policy, &clock);
             }
@@ -410,17 +436,17 @@ mod tests {
     #[test]
     fn who_has_no_time_or_a_core_for_itself_counts_rounds() {
         let clock = Cell::new(Instant::now());
-        let mut hurried = WaitPolicy::new(true, false);
+        let mut hurried = WaitPolicy::new(OVERSUBSCRIBED);
         hurried.set_has_time(false);
         assert_eq!(steps(&mut hurried, &clock, SHORT), YIELDS);
         hurried.set_has_time(true);
         assert_eq!(steps(&mut hurried, &clock, SHORT), 500);
-        let mut alone = WaitPolicy::new(false, false);
+        let mut alone = WaitPolicy::new(WITH_CORES);
         alone.set_has_time(false);
         assert_eq!(steps(&mut alone, &clock, SHORT), SPINS + YIELDS);
         let mut policy = WaitPolicy::of_rounds(3, 4);
         assert_eq!(steps(&mut policy, &clock, SHORT), 7);
         let mut step = |n| policy.step(n, || clock.get());
-        assert!(step(2) == Step::Spin && step(3) == Step::Yield);
+        assert!(step(2) == WaitStep::Spin && step(3) == WaitStep::Yield);
     }
 }

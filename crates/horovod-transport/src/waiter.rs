@@ -10,7 +10,7 @@ use crate::{
     platform,
     poller::Poller,
     shm::{arena::RankNotifier, notifier},
-    wait_policy::{Step, WaitPolicy},
+    wait_policy::{WaitConditions, WaitPolicy, WaitStep},
 };
 
 /// Wakes a rank from another thread of the same process.
@@ -67,8 +67,7 @@ pub struct Waiter {
     armed: bool,
     wait_policy: WaitPolicy,
     /// Whether progress may arrive over a socket. Steps that do not sleep must then poll the sockets, too.
-    has_sockets: bool,
-    oversubscribed: bool,
+    conditions: WaitConditions,
     core_migration: Option<CoreMigration>,
 }
 
@@ -80,24 +79,22 @@ impl Waiter {
     pub(crate) fn new(
         notifier: RankNotifier,
         poller: Arc<Poller>,
-        oversubscribed: bool,
+        conditions: WaitConditions,
         core_migration: Option<CoreMigration>,
-        has_sockets: bool,
     ) -> Self {
         Self {
             notifier,
             poller,
             armed: false,
-            wait_policy: WaitPolicy::new(oversubscribed, has_sockets),
-            has_sockets,
-            oversubscribed,
+            wait_policy: WaitPolicy::new(conditions),
+            conditions,
             core_migration,
         }
     }
 
     /// Returns whether the ranks of this host outnumber its cores.
     pub fn is_oversubscribed(&self) -> bool {
-        self.oversubscribed
+        self.conditions.oversubscribed
     }
 
     /// Returns a handle that wakes this rank from other threads.
@@ -139,12 +136,12 @@ impl Waiter {
     /// Performs the `n`th step of [`Self::idle`] if this step spins or yields. Returns `false` if it is time to sleep.
     pub fn stays_awake(&mut self, n: u32) -> bool {
         let step = self.wait_policy.step(n, Instant::now);
-        if step == Step::Sleep {
+        if step == WaitStep::Sleep {
             return false;
         }
         self.disarm();
-        let yields_core = step == Step::Yield;
-        if self.has_sockets || (yields_core && n % POLL_EVERY == POLL_EVERY - 1) {
+        let yields_core = step == WaitStep::Yield;
+        if self.conditions.has_sockets || (yields_core && n % POLL_EVERY == POLL_EVERY - 1) {
             self.poller.pump(Some(Duration::ZERO));
         } else if !yields_core {
             std::hint::spin_loop();

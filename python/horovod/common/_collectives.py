@@ -222,7 +222,6 @@ class RowCollectives(Generic[T]):
             op=reduction.op if reduction else Sum,
             prescale=reduction.prescale_factor if reduction else 1.0,
             postscale=reduction.postscale_factor if reduction else 1.0,
-            grouped=True,
             finish=finish,
             gpu=gpu,
             allocators=allocators,
@@ -372,7 +371,6 @@ class Collectives(RowCollectives[T]):
             op=reduction.op,
             prescale=reduction.prescale_factor,
             postscale=reduction.postscale_factor,
-            grouped=grouped,
             finish=finish,
             gpu=gpu,
         )

@@ -1,7 +1,7 @@
 """The exchange about which gradients exist on which ranks in one cycle: bytes, of which the largest is taken.
 
-A header says where the rank is: bytes in pairs, a number and its complement, so that the largest of both shows whether
-all ranks said the same. Then rows with one byte per parameter.
+A header has the rank's position: bytes in pairs, a number and its complement. The largest of both shows whether all
+ranks sent the same. Rows with one byte per parameter follow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from horovod.common.process_sets import ProcessSet
 ROWS = 5
 SENT, WAITS_FOR_GROUP, LOCAL_ONLY, IS_DENSE, IS_SPARSE = range(ROWS)
 
-# First where the rank is, then what its divergence watch says.
+# First the rank's position, then the bytes of its divergence watch.
 _PLACE = 6
 _HEADER = _PLACE + SENT_BYTES
 _LIMIT = 255
@@ -80,7 +80,7 @@ class GradientPresence:
         self.watch.note_join()
 
     def announce(self, rows: Sequence[Sequence[int]] | None) -> Announcement:
-        """Tell the others which gradients this rank has; without rows: that each was sent once, and is dense."""
+        """Send the others which gradients this rank has; without rows, each was sent once and is dense."""
         if rows is None:
             mine = self._header() + bytes(ROWS * self._count)
             for row in (SENT, IS_DENSE):
@@ -94,7 +94,7 @@ class GradientPresence:
         return Announcement(mine, largest, handle, is_all)
 
     def learn(self, announcement: Announcement) -> list[bytearray] | None:
-        """Wait for what all ranks told: the rows, or None if all told the same and no rank has more.
+        """Wait for what all ranks sent: the rows, or None if all sent the same and no rank has more.
 
         Raises
         ------
@@ -111,7 +111,7 @@ class GradientPresence:
         return [largest[start:end] for start, end in pairwise(ends)]
 
     def sent_by_all(self, announcement: Announcement) -> bytearray:
-        """How often each gradient was sent, of an announcement in which all ranks told the same."""
+        """How often each gradient was sent, of an announcement in which all ranks sent the same."""
         start = _HEADER + SENT * self._count
         return announcement.mine[start : start + self._count]
 

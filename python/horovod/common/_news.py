@@ -1,4 +1,4 @@
-"""News about hosts as the original's scripts look at them: kinds, a state's queue, a manager of listeners."""
+"""News about hosts in the form of the original's scripts: kinds, a state's queue, a manager of listeners."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from horovod import _core
 
-# How often a caller looks who waits in `HostMessages.get`; the launcher's news can be asked for, not waited for.
+# How often a caller that waits in `HostMessages.get` polls: the launcher's news can be polled, not waited for.
 _POLL_S = 0.05
 
 
@@ -79,7 +79,7 @@ class HostMessages:
         return kinds
 
     def acted_upon(self, announced: int) -> None:
-        """The launcher's announcements up to this version need not be told any more."""
+        """Note that the launcher's announcements up to this version need not be reported any more."""
         self._known = announced
 
     def _announced(self) -> int:
@@ -90,7 +90,7 @@ class Listener(Protocol):
     """Receiver of changes of hosts, such as a state."""
 
     def on_hosts_updated(self, timestamp: float, update_result: int) -> Any:
-        """Hear it."""
+        """Receive it."""
 
 
 class WorkerNotificationManager:
@@ -103,19 +103,19 @@ class WorkerNotificationManager:
         self._listeners: list[Listener] = []
 
     def init(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing to do: each rank is told over the connection that it has."""
+        """Do nothing: each rank receives the news over the connection that it has."""
         del args, kwargs
 
     def register_listener(self, listener: Listener) -> None:
-        """Tell a listener from now on."""
+        """Pass news on to a listener from now on."""
         self._listeners.append(listener)
 
     def remove_listener(self, listener: Listener) -> None:
-        """Tell it no longer."""
+        """Pass no more news on to it."""
         self._listeners = [known for known in self._listeners if known is not listener]
 
     def handle_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Tell all listeners."""
+        """Pass news on to all listeners."""
         for listener in list(self._listeners):
             listener.on_hosts_updated(timestamp, update_res)
 

@@ -80,7 +80,6 @@ def start(
     postscale: float = 1.0,
     root_rank: int = -1,
     splits: Sequence[int] | None = None,
-    grouped: bool = False,
     finish: Callable[[Any], Any] | None = None,
     gpu: Gpu | None = None,
     allocators: Sequence[Allocate] | None = None,
@@ -92,20 +91,11 @@ def start(
     memory, and there are `allocators`, one for each entry, where the results' sizes are known late.
     """
     return _core.enqueue(
-        kind,
-        prefix,
-        name,
+        (prefix, name, process_set_id),  # a set that is not registered, None, is a ValueError
+        (kind, op, prescale, postscale, root_rank, splits),
         entries,
-        op,
-        prescale,
-        postscale,
-        root_rank,
-        splits,
-        process_set_id,  # None, a set that is not registered, is a ValueError
-        grouped,
         finish,
-        None if gpu is None else (gpu.streams, gpu.ordinal),
-        allocators,
+        None if gpu is None else (gpu.streams, gpu.ordinal, allocators),
     )
 
 

@@ -1,7 +1,7 @@
 """Reports the parameters of optimizers, so that rank 0 finds ranks that begin to train with different ones.
 
 Each rank reads its parameters once, before an update by a reduced step, and sends checksums to rank 0. No rank waits
-for another. `HOROVOD_CHECK_REPLICAS` says what a difference is; see docs/replicas.md.
+for another. `HOROVOD_CHECK_REPLICAS` sets what a difference leads to; see docs/replicas.md.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Readable(Protocol[T_contra]):
 
 
 class Noted:
-    """Parameters that are not read here: what `shape_of` says, and a checksum."""
+    """Parameters that are not read here: the value of `shape_of`, and a checksum."""
 
     def shape_of(self, tensor: tuple[Shape, int]) -> Shape:
         return tensor[0]
@@ -57,7 +57,7 @@ class Noted:
 
 
 class FirstStep:
-    """Tells once in every generation that parameters are to be reported: before an optimizer's first reduced step.
+    """Decides once in every generation that parameters are to be reported: before an optimizer's first reduced step.
 
     `after` steps come first, where scripts broadcast after these.
     """

@@ -1,8 +1,8 @@
 """Pickling of objects of classes that the script itself defines: each rank gets back those of its own.
 
 cloudpickle sends classes of `__main__` by value, so that a process that runs something else can have them. Ranks that
-run the same script have them already, and a copy would be another class: members of an enumeration would be equal to
-none of the rank's own, and `isinstance` would say no.
+run the same script have them already, and a copy would be another class. Members of a copied enumeration would be equal
+to none of the rank's own, and `isinstance` would be false.
 """
 
 import functools

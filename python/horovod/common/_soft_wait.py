@@ -9,7 +9,7 @@ from horovod import _core
 
 
 class SoftWait:
-    """Waits for the operations of one user, such as an optimizer, and says once if that was in vain."""
+    """Waits for the operations of one user, such as an optimizer, and prints a warning once if that was in vain."""
 
     __slots__ = ("_has_warned",)
 

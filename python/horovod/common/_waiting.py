@@ -50,7 +50,7 @@ def join(device: int = -1) -> int:
     """Say that this rank has no more data, and wait until every rank said so.
 
     Meanwhile allreduces of the other ranks go on without this one: it contributes the identity of their
-    operator, and `Average` divides by the number of all ranks (`HOROVOD_JOIN_AVERAGE=contributors`: of those
+    operator. `Average` divides by the number of all ranks (`HOROVOD_JOIN_AVERAGE=contributors`: of those
     that are left). Operations that need its data, such as allgather, fail on the ranks that call them. Afterwards all
     ranks may go on, such as with the next epoch.
 

@@ -96,8 +96,8 @@ class ProcessSet:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ProcessSet":
-        # A set is something of the job, not a value: copies of a model or optimizer go on using the same one,
-        # also when the job begins, or begins again, after the copy was made.
+        # A set belongs to the job and is no value. Copies of a model or optimizer go on using the same one, also when
+        # the job begins, or begins again, after the copy was made.
         return self
 
     def __reduce__(self) -> str | tuple[Any, ...]:

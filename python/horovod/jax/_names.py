@@ -1,7 +1,7 @@
 """Names of collectives in traced programs: equal on all ranks, whatever order XLA runs them in.
 
-A name is fixed when a function is traced, and used each time the compiled program runs. So a counter of all traces will
-not do: a rank that traces once more than the others, for a last batch of another shape, would have other names from
+A name is fixed when a function is traced, and used each time the compiled program runs. A counter of all traces will
+not do. A rank that traces once more than the others, for a last batch of another shape, would have other names from
 then on. A name is made of the place of the call in the user's source instead, and of how many calls that place has made
 in this trace.
 """
@@ -58,8 +58,9 @@ def is_inside() -> bool:
 
 
 def is_recomputed() -> bool:
-    """Whether what is called now is in a function of `jax.checkpoint`: a program may have the call at two places then,
-    whose values cannot be mixed up, because they are the same.
+    """Whether the caller is in a function of `jax.checkpoint`.
+
+    A program may have the call at two places then. Their values are the same, so they cannot be mixed up.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -141,7 +141,7 @@ def grouped_allreduce_async_(
     require_members(tensors)
     set_id = process_set.process_set_id
     plain = grouped_allreduce_plain(
-        tensors, "grouped_allreduce", name, op, prescale_factor, postscale_factor, set_id
+        tensors, "grouped_allreduce", name, (op, prescale_factor, postscale_factor), set_id
     )
     if plain is not None:
         return plain

@@ -254,5 +254,5 @@ def allreduce_together_(
     op, prescale_factor, postscale_factor, process_set = reduction
     set_id = process_set.process_set_id
     return allreduce_plain_together(
-        tensors, "allreduce", names, op, prescale_factor, postscale_factor, set_id
+        tensors, "allreduce", names, (op, prescale_factor, postscale_factor), set_id
     )

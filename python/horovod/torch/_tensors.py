@@ -14,11 +14,11 @@ from horovod.common._splits import checked_splits
 from horovod.torch._autograd import explain
 from horovod.torch._exclusive_parameters import is_sharded, sharded_text
 
-# Queues an allreduce in place on one tensor that needs no preparation: dense memory of the host, in any order of
-# strides, or of a GPU, row by row, of a dtype that the core computes with. It reads address, shape, strides and dtype
-# itself, which asked for in Python would cost most of a small operation; None for any other tensor, or for all where
-# torch is too old to have the interface (before 2.10). It asks `is_neg` of single elements only: a longer negated one
-# is never dense, unless torch's private `_neg_view` made it.
+# Queues an allreduce in place on one tensor that needs no preparation: dense memory with a dtype that the core computes
+# with. On the host it may have any order of strides; on a GPU it is row by row. The core reads address, shape, strides
+# and dtype itself, because to ask for them in Python would cost most of a small operation. The result is None for any
+# other tensor, or for all where torch is too old to have the interface (before 2.10). It asks `is_neg` of single
+# elements only: a longer negated one is never dense, unless torch's private `_neg_view` made it.
 # It keeps the storage alive: the tensor may be given another one while the operation is in flight.
 _plain = _core.PlainTensors(
     [torch.Tensor, torch.nn.Parameter], torch.Tensor.is_neg, torch.Tensor.untyped_storage

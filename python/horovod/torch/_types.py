@@ -1,8 +1,8 @@
 """Optimizers as type checkers see them; their classes are made at run time.
 
 An optimizer that `DistributedOptimizer` returns is of a subclass of the wrapped one's class with more methods. No
-annotation can say that, so its type here has `Any` among its bases: it may be assigned wherever the wrapped optimizer
-may, such as to the variable that held it, and has the attributes of any optimizer.
+annotation can say that, so its type here has `Any` among its bases. It may be assigned wherever the wrapped optimizer
+may, such as to that optimizer's variable, and has the attributes of any optimizer.
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ def _global_statistics(
     """Mean, biased variance and number of values per channel, over all ranks; the number as a tensor, too.
 
     Each rank sends its own mean and sum of squared deviations, which are merged in float64 (Chan, Golub and
-    LeVeque, 1979): unlike sums of squares these lose no digits when the mean is large.
+    LeVeque, 1979). Unlike sums of squares, they lose no digits when the mean is large.
     """
     with torch.no_grad():
         channels = input.shape[1]

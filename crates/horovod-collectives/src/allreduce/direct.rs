@@ -39,8 +39,7 @@ pub(super) fn run(
             reduce_range(
                 &mut sources,
                 reducer,
-                vector,
-                all.clone(),
+                vector.pieces(all.clone()),
                 group,
                 theirs,
                 None,

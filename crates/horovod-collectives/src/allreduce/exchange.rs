@@ -63,7 +63,8 @@ impl<'a> Exchange<'a> {
                 members: self.group.len(),
             };
             let sources = &mut ctx.scratch.sources;
-            reduce_range(sources, self.reducer, self.vector, all, group, theirs, None);
+            let pieces = self.vector.pieces(all);
+            reduce_range(sources, self.reducer, pieces, group, theirs, None);
         }
     }
 }

@@ -157,8 +157,8 @@ fn in_one_go(
         if leader {
             // SAFETY: as above; all peers have published their areas.
             unsafe {
-                let range = all.clone();
-                reduce_range(&mut sources, &partial, vector, range, group, theirs, None);
+                let pieces = vector.pieces(all.clone());
+                reduce_range(&mut sources, &partial, pieces, group, theirs, None);
             }
         }
     });
@@ -349,8 +349,7 @@ impl Work for Inward<'_> {
                 reduce_range(
                     &mut sources,
                     reducer,
-                    self.vector,
-                    range,
+                    self.vector.pieces(range),
                     group,
                     theirs,
                     None,

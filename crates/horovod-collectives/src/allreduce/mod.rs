@@ -312,8 +312,7 @@ impl Work for Staged<'_> {
                 reduce_range(
                     &mut sources,
                     self.reducer,
-                    self.vector,
-                    range,
+                    self.vector.pieces(range),
                     GroupPosition { me, members },
                     |position| place(position).cast_const(),
                     Some(place(first)),

@@ -120,8 +120,7 @@ impl<'a> Pairwise<'a> {
             reduce_range(
                 &mut self.sources,
                 self.reducer,
-                self.vector,
-                start..start + elems,
+                self.vector.pieces(start..start + elems),
                 GroupPosition { me, members: n },
                 theirs,
                 None,

@@ -87,7 +87,16 @@ pub(super) fn run(
     let all = 0..vector.len();
     let result = local.run_prestaged(ctx, tag, |theirs| {
         // SAFETY: the caller of the collective vouches for the segments; all members have published their areas.
-        unsafe { reduce_range(&mut sources, reducer, vector, all, group, theirs, None) };
+        unsafe {
+            reduce_range(
+                &mut sources,
+                reducer,
+                vector.pieces(all),
+                group,
+                theirs,
+                None,
+            )
+        };
     });
     ctx.scratch.sources = sources;
     result

@@ -1,7 +1,5 @@
 //! The arithmetic of an allreduce on pieces of its vector, independent of the algorithm.
 
-use std::ops::Range;
-
 use horovod_kernels::{Combine, Source, Spec, fill_identity, reduce};
 use horovod_protocol::{ReduceOp, Scale};
 
@@ -148,22 +146,21 @@ pub(crate) struct GroupPosition {
     pub(crate) members: usize,
 }
 
-/// Reduces own and staged pieces of `range` in the order of the host's members. `theirs(position)` returns a peer's
+/// Reduces own and staged pieces of a range in the order of the host's members. `theirs(position)` returns a peer's
 /// data for the range, and this rank's data if the reducer is prescaled. `second` is another place for the result.
 ///
 /// # Safety
-/// The vector keeps its caller's promise; `theirs` are readable and stable, `second` is writable, for
-/// the length of the range.
+/// The pieces are of a vector that keeps its caller's promise; `theirs` are readable and stable, `second` is writable,
+/// for the length of the range.
 pub(crate) unsafe fn reduce_range(
     sources: &mut Vec<Source>,
     reducer: &Reducer,
-    vector: &Vector,
-    range: Range<usize>,
+    pieces: impl Iterator<Item = Piece>,
     group: GroupPosition,
     theirs: impl Fn(usize) -> *const u8,
     second: Option<*mut u8>,
 ) {
-    for piece in vector.pieces(range) {
+    for piece in pieces {
         sources.clear();
         for position in 0..group.members {
             if position != group.me || reducer.prescaled {

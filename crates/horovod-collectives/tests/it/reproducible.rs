@@ -201,18 +201,30 @@ fn worlds() -> Vec<World> {
     worlds
 }
 
-fn check(forced: Option<AlgorithmOverride>, grouped: bool, is_ring: bool) {
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Grouping {
+    ByHost,
+    None,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AcrossHosts {
+    Chosen,
+    Ring,
+}
+
+fn check(forced: Option<AlgorithmOverride>, grouping: Grouping, across: AcrossHosts) {
     for world in worlds() {
         for case in CASES {
             let want: Vec<Vec<u8>> = (0..LENGTHS.len())
-                .map(|tensor| expected(&world, grouped, case, tensor))
+                .map(|tensor| expected(&world, grouping == Grouping::ByHost, case, tensor))
                 .collect();
             let runs: Vec<Vec<Vec<Vec<u8>>>> = (0..2)
                 .map(|_| {
                     world.run(|node| {
                         node.tuning.allreduce = forced;
-                        node.tuning.hierarchical_allreduce = grouped;
-                        if is_ring {
+                        node.tuning.hierarchical_allreduce = grouping == Grouping::ByHost;
+                        if across == AcrossHosts::Ring {
                             node.tuning.pairwise_max_hosts = 1;
                         }
                         let seeds = 0..FUSIONS;
@@ -230,7 +242,7 @@ fn check(forced: Option<AlgorithmOverride>, grouped: bool, is_ring: bool) {
                 );
             }
             // A ring rounds halves at each member.
-            let exact = !is_ring || case.dtype.size() > 2;
+            let exact = across != AcrossHosts::Ring || case.dtype.size() > 2;
             assert!(!exact || runs[0][0] == want, "{case:?} {world:?}");
         }
     }
@@ -238,20 +250,20 @@ fn check(forced: Option<AlgorithmOverride>, grouped: bool, is_ring: bool) {
 
 #[test]
 fn what_is_chosen_by_itself() {
-    check(None, true, false);
+    check(None, Grouping::ByHost, AcrossHosts::Chosen);
 }
 
 #[test]
 fn without_regard_to_hosts() {
-    check(None, false, false);
+    check(None, Grouping::None, AcrossHosts::Chosen);
 }
 
 #[test]
 fn by_exchange() {
     check(
         Some(AlgorithmOverride::Across(Across::Exchange)),
-        true,
-        false,
+        Grouping::ByHost,
+        AcrossHosts::Chosen,
     );
 }
 
@@ -259,18 +271,26 @@ fn by_exchange() {
 fn pairwise() {
     check(
         Some(AlgorithmOverride::Across(Across::Pairwise)),
-        true,
-        false,
+        Grouping::ByHost,
+        AcrossHosts::Chosen,
     );
 }
 
 #[test]
 fn around_a_ring() {
-    check(Some(AlgorithmOverride::Across(Across::Ring)), true, true);
-    check(Some(AlgorithmOverride::Across(Across::Ring)), false, true);
+    check(
+        Some(AlgorithmOverride::Across(Across::Ring)),
+        Grouping::ByHost,
+        AcrossHosts::Ring,
+    );
+    check(
+        Some(AlgorithmOverride::Across(Across::Ring)),
+        Grouping::None,
+        AcrossHosts::Ring,
+    );
 }
 
 #[test]
 fn around_a_ring_because_there_are_many_hosts() {
-    check(None, true, true);
+    check(None, Grouping::ByHost, AcrossHosts::Ring);
 }

@@ -545,9 +545,9 @@ fn the_worst_comes_first_and_the_same_is_said_once() {
         "{text}"
     );
     let json = render::json(&chart, &found);
-    assert!(json.contains(r#""would_stop": true"#), "{json}");
+    assert!(json.contains(r#""would_stop":true"#), "{json}");
     assert!(
-        json.contains(r#""severity": "stops the job", "hosts": ["h1"]"#),
+        json.contains(r#""severity":"stops the job","hosts":["h1"]"#),
         "{json}"
     );
 }

@@ -79,7 +79,7 @@ pub(super) struct Driver {
 }
 
 /// Result of the work of the engine's thread.
-pub(super) enum Work {
+pub(super) enum NextWork {
     /// Nothing is left to do until an event, or until this time has passed.
     Sleep(Duration),
     /// The engine has ended.
@@ -135,11 +135,11 @@ impl Driver {
     }
 
     /// Works as the engine's own thread, until nothing is left that could be done now.
-    pub(super) fn work(&mut self) -> Work {
+    pub(super) fn work(&mut self) -> NextWork {
         let mut announced = false;
         loop {
             if self.broken {
-                return Work::Finished;
+                return NextWork::Finished;
             }
             self.prestage();
             let progress = self.pump.progress();
@@ -158,12 +158,12 @@ impl Driver {
                 continue;
             }
             if self.pump.finished() {
-                return Work::Finished;
+                return NextWork::Finished;
             }
             if announced && !progress && !self.pump.links.waiter().has_news() {
                 let limit = self.sleep_limit();
                 self.engine_polls_at = self.pump.shared.now().0.saturating_add(nanos(limit));
-                return Work::Sleep(limit);
+                return NextWork::Sleep(limit);
             }
             self.pump.links.waiter().arm();
             announced = true;

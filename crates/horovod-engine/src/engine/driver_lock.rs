@@ -22,11 +22,11 @@ use std::time::Duration;
 #[cfg(loom)]
 use model::{
     Arc, AtomicBool, AtomicU8, Driver, EngineState, FinalNotification, Handle, Instant, Mutex,
-    MutexGuard, Ordering, Sleeper, Thread, Waited, Work, fence, thread,
+    MutexGuard, NextWork, Ordering, Sleeper, Thread, Waited, fence, thread,
 };
 #[cfg(not(loom))]
 use {
-    super::driver::{Driver, Work},
+    super::driver::{Driver, NextWork},
     super::handles::{Handle, Waited},
     super::{EngineState, FinalNotification},
     horovod_transport::Sleeper,
@@ -196,12 +196,12 @@ impl DriverLock {
         self.shared
             .engine_thread_state
             .set(ThreadState::AwaitsEvents);
-        let next = guarded(driver, Driver::work).unwrap_or(Work::Finished);
+        let next = guarded(driver, Driver::work).unwrap_or(NextWork::Finished);
         drop(guard);
         self.shared.handles.driver_is_free();
         match next {
-            Work::Sleep(nap) => Some(nap),
-            Work::Finished => None,
+            NextWork::Sleep(nap) => Some(nap),
+            NextWork::Finished => None,
         }
     }
 

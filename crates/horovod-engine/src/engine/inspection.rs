@@ -6,8 +6,9 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use horovod_diagnosis::{
-    self as diagnosis, DeviceDiagnosis, DeviceStep, Diagnosis, JobView, Key, Late, Leader, LetGo,
-    Message, ReportFile, Requests, SoftStep, SoftWatch, Standing, Step, ThreadStack, Watched,
+    self as diagnosis, DeviceDiagnosis, DeviceStep, Diagnosis, JobView, Key, Late, Leader,
+    LeaderStep, LetGo, Message, ReportFile, Requests, SoftStep, SoftWatch, Standing, ThreadStack,
+    Watched,
 };
 use horovod_protocol::{Coordinator, Rank, StalledRequest, Time, Tree};
 use horovod_transport::{Control, Topology};
@@ -37,7 +38,8 @@ pub(super) struct Inspection {
     soft: Option<SoftWatch>,
     /// Start of the soft wait that this rank has reported to rank 0, if it has reported one.
     reported_soft: Option<u64>,
-    tell_soft: bool,
+    /// This rank's soft wait is due: the next poll reports it to rank 0.
+    reports_soft: bool,
     gives_up: bool,
     devices: DeviceMonitor,
     file: ReportFile,
@@ -102,7 +104,7 @@ impl Inspection {
             leader: after_ms.map(Leader::new),
             soft: leads.then(SoftWatch::default),
             reported_soft: None,
-            tell_soft: false,
+            reports_soft: false,
             gives_up: config.deadlock_error,
             devices: DeviceMonitor::new(config.stall_check, device_timeout, topology),
             file: ReportFile::new(config.stall_report.clone()),
@@ -139,7 +141,7 @@ impl Inspection {
     /// while nothing runs.
     pub(super) fn soft_deadline(&mut self, shared: &EngineState, now: Time) -> Option<Time> {
         let (due, _) = self.soft_wait_due(shared)?;
-        self.tell_soft |= due <= now.0;
+        self.reports_soft |= due <= now.0;
         Some(Time(due))
     }
 
@@ -149,7 +151,7 @@ impl Inspection {
         let soft = self.soft.as_ref().zip(now);
         !self.outbox.is_empty()
             || self.answering.is_some()
-            || self.tell_soft
+            || self.reports_soft
             || (self.reported_soft.is_some() && shared.callers.soft().since().is_none())
             || soft.is_some_and(|(s, now)| s.deadline().is_some_and(|at| at <= now.0))
             || leader.is_some_and(|(l, now)| l.is_due(now.0 / NS_PER_MS))
@@ -332,17 +334,15 @@ impl Inspection {
         }
     }
 
-    /// Does what is due. `in_hand` describes executions that have not ended. Returns whether something was sent, and a
-    /// diagnosis if one is complete.
+    /// Does what is due but sends nothing. `in_hand` describes executions that have not ended. Returns a diagnosis if one
+    /// is complete.
     pub(super) fn poll(
         &mut self,
         now: Time,
         coordinator: Option<&mut Coordinator>,
         shared: &Arc<EngineState>,
-        relay: &Relay,
-        control: &mut Control,
         in_hand: InHand<'_>,
-    ) -> (bool, Option<Box<Diagnosis>>) {
+    ) -> Option<Box<Diagnosis>> {
         let InHand { running, names } = in_hand;
         self.finish_answer(names);
         self.tell_of_soft_wait(now, shared);
@@ -361,23 +361,23 @@ impl Inspection {
                 }
             };
             match leader.poll(now.0 / NS_PER_MS, late) {
-                Some(Step::Ask { question, ranks }) => {
+                Some(LeaderStep::Ask { question, ranks }) => {
                     self.ask(question, ranks, shared, executes);
                 }
-                Some(Step::Report(diagnosis)) => found = Some(diagnosis),
+                Some(LeaderStep::Report(diagnosis)) => found = Some(diagnosis),
                 None => {}
             }
         }
-        (self.send_outbox(relay, control), found)
+        found
     }
 
     /// Reports to rank 0 that this rank has waited softly for a while, or does so no more.
     fn tell_of_soft_wait(&mut self, now: Time, shared: &EngineState) {
         let began = match self.soft_wait_due(shared) {
-            Some((due, since)) if self.tell_soft && due <= now.0 => Some(since),
+            Some((due, since)) if self.reports_soft && due <= now.0 => Some(since),
             _ => None,
         };
-        self.tell_soft = false;
+        self.reports_soft = false;
         let is_over = self.reported_soft.is_some() && shared.callers.soft().since().is_none();
         if began.is_none() && !is_over {
             return;
@@ -432,7 +432,8 @@ impl Inspection {
         }
     }
 
-    fn send_outbox(&mut self, relay: &Relay, control: &mut Control) -> bool {
+    /// Sends what waits, as far as the links take it. Returns whether something was sent.
+    pub(super) fn send_outbox(&mut self, relay: &Relay, control: &mut Control) -> bool {
         let mut sent = false;
         for _ in 0..self.outbox.len() {
             let Some((to, bytes)) = self.outbox.pop_front() else {

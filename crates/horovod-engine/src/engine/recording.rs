@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use horovod_collectives::{Stage as Part, Stages};
+use horovod_collectives::{StageTime, Stages};
 use horovod_protocol::{
     EntryId, ExecItem, Execution, Op, OpError, Rank, Seq, Shape, StallReport, Time,
 };
-use horovod_timeline::{Catalog, Executed, Items, Nanos, Stage, Timeline, op_name};
+use horovod_timeline::{Catalog, Executed, Items, Nanos, StageReport, Timeline, op_name};
 use horovod_transport::Control;
 
 use super::Entry;
@@ -33,7 +33,7 @@ pub(super) struct Recorded {
     ordered: Nanos,
     begin: Instant,
     /// Parts that ran before a device's last part.
-    parts: Vec<Part>,
+    parts: Vec<StageTime>,
 }
 
 impl Recorded {
@@ -41,11 +41,11 @@ impl Recorded {
     pub(super) fn on_device(&mut self, stage: DeviceStage) {
         let DeviceStage { name, times } = stage;
         self.parts
-            .extend(times.map(|(begin, end)| Part { name, begin, end }));
+            .extend(times.map(|(begin, end)| StageTime { name, begin, end }));
     }
 
     /// Adds the parts that the host ran between two parts of a device.
-    pub(super) fn on_host(&mut self, parts: &[Part]) {
+    pub(super) fn on_host(&mut self, parts: &[StageTime]) {
         // A device's clock is accurate to some microseconds only, but the order of the parts is certain.
         if let (Some(before), Some(first)) = (self.parts.last_mut(), parts.first()) {
             before.end = before.end.min(first.begin);
@@ -138,8 +138,9 @@ impl Recording {
             timeline.missed(execution.items.len());
             return;
         };
-        let shown =
-            |part: &Part| Stage::new(part.name, timeline.at(part.begin), timeline.at(part.end));
+        let shown = |stage: &StageTime| {
+            StageReport::new(stage.name, timeline.at(stage.begin), timeline.at(stage.end))
+        };
         let mut thread = 0;
         let (begin, end) = (timeline.at(recorded.begin), now.0);
         let (begin, end, stages): (_, _, Vec<_>) = match by {
@@ -243,11 +244,11 @@ impl Recording {
 
 /// Returns these parts and a device's last one, which began after them.
 fn with_last(
-    mut parts: Vec<Part>,
+    mut parts: Vec<StageTime>,
     started: Instant,
     stage: Option<DeviceStage>,
     backend: &'static str,
-) -> Vec<Part> {
+) -> Vec<StageTime> {
     let after = parts.iter().map(|part| part.end).max();
     let (name, times) = match stage {
         // The host ran the last part.
@@ -258,7 +259,7 @@ fn with_last(
     let (begin, end) = times.unwrap_or_else(|| (started, Instant::now()));
     let begin = after.map_or(begin, |after| begin.max(after));
     let end = end.max(begin);
-    parts.push(Part { name, begin, end });
+    parts.push(StageTime { name, begin, end });
     parts
 }
 

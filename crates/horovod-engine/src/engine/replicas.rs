@@ -17,11 +17,11 @@ const QUEUED_MAX: usize = 4096;
 #[derive(Debug, Default)]
 pub(super) struct ReplicaReports {
     has_queued: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<ReplicaState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ReplicaState {
     numbers: Numbers,
     queued: VecDeque<Report>,
 }
@@ -59,7 +59,7 @@ impl ReplicaReports {
         self.lock().numbers.note_joined();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ReplicaState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

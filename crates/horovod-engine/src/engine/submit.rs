@@ -195,7 +195,7 @@ impl Engine {
             }
             _ => None,
         };
-        state.describe(set, prefix, named, op, device, tensors);
+        state.describe(set, (prefix, named), op, device, tensors);
         self.shared.callers.submits();
         let handle = Handles::number();
         let id = EntryId(handle.0);
@@ -389,8 +389,7 @@ impl Negotiation {
     fn describe(
         &mut self,
         set: ProcessSetId,
-        prefix: &str,
-        name: Option<&str>,
+        (prefix, name): (&str, Option<&str>),
         op: Op,
         device: Device,
         tensors: &[Tensor],

@@ -71,9 +71,9 @@ fn encode(dtype: DType, value: u8) -> Vec<u8> {
 }
 
 /// Results: bytes and shape of each tensor, and an alltoall's splits.
-type Outcome = (Vec<(Vec<u8>, Vec<u64>)>, Option<Vec<u64>>);
+type RankOutcome = (Vec<(Vec<u8>, Vec<u64>)>, Option<Vec<u64>>);
 
-fn on_host(on: &OnRank<'_>, case: &Case) -> Result<Outcome, Error> {
+fn on_host(on: &OnRank<'_>, case: &Case) -> Result<RankOutcome, Error> {
     let inputs = case.shapes.iter().zip(0..);
     let mut inputs: Vec<_> = inputs
         .map(|(shape, seed)| case.data(on.rank, shape, seed))
@@ -109,7 +109,7 @@ fn on_host(on: &OnRank<'_>, case: &Case) -> Result<Outcome, Error> {
     Ok((outputs, result.received_splits))
 }
 
-fn on_gpu(on: &OnRank<'_>, case: &Case) -> Result<Outcome, Error> {
+fn on_gpu(on: &OnRank<'_>, case: &Case) -> Result<RankOutcome, Error> {
     let (device, stream) = (on.rank as i32, on.stream);
     let mut inputs = Vec::new();
     let mut outputs = Vec::new();

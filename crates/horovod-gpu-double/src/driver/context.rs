@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
-use crate::call::{self, Call, Need, Outcome, driver, put};
+use crate::call::{self, Call, CallOutcome, Need, driver, put};
 use crate::codes;
 use crate::handles::{Handle, Sort, decode, encode};
 use crate::scheduler;
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> c_int {
     )
 }
 
-fn check_device(call: &Call, device: c_int) -> Outcome {
+fn check_device(call: &Call, device: c_int) -> CallOutcome {
     if (0..call.config.devices).contains(&device) {
         Ok(())
     } else {

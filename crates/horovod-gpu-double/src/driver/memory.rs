@@ -2,23 +2,23 @@
 
 use std::ffi::{c_int, c_uchar, c_uint, c_void};
 
-use crate::call::{Call, Need, Outcome, driver, put};
+use crate::call::{Call, CallOutcome, Need, driver, put};
 use crate::clock::HOST;
 use crate::codes;
 use crate::driver::stream::synchronize;
 use crate::handles::Handle;
-use crate::memory::{Access, Accessor, Kind, Memory};
+use crate::memory::{Access, Accessor, Memory, MemoryKind};
 use crate::state::Locked;
-use crate::stream::Work;
+use crate::stream::StreamWork;
 
 /// New memory of a device, or pinned.
 pub(crate) fn allocate(
     state: &mut Locked,
     bytes: u64,
     device: i32,
-    kind: Kind,
+    kind: MemoryKind,
 ) -> Result<u64, i32> {
-    if kind == Kind::Device {
+    if kind == MemoryKind::Device {
         let used = state.memory.used_by(device);
         if used.saturating_add(bytes) > state.config.memory {
             return Err(codes::OUT_OF_MEMORY);
@@ -35,8 +35,8 @@ pub(crate) fn free(
     state: &mut Locked,
     start: u64,
     what: &str,
-    is_right: impl Fn(Kind) -> bool,
-) -> Outcome {
+    is_right: impl Fn(MemoryKind) -> bool,
+) -> CallOutcome {
     // Copies in progress end first: the pages are about to be unmapped.
     state.wait_until(|state| state.touching == 0);
     let kind = state.memory.at(start).map(|a| a.kind);
@@ -70,14 +70,19 @@ pub(crate) fn free(
 }
 
 /// A stream gives back what starts at `start`: at its place, after all that happened before.
-pub(crate) fn free_in_stream(state: &mut Locked, start: u64, stream: u64, what: &str) -> Outcome {
+pub(crate) fn free_in_stream(
+    state: &mut Locked,
+    start: u64,
+    stream: u64,
+    what: &str,
+) -> CallOutcome {
     state.wait_until(|state| state.touching == 0);
     let Some((id, bytes)) = state.memory.at(start).map(|a| (a.id, a.bytes)) else {
-        return free(state, start, what, Kind::is_on_device);
+        return free(state, start, what, MemoryKind::is_on_device);
     };
     // It is checked like a write of everything.
     let all = [Access::write(start, bytes)];
-    let place = state.submit(stream, what, &all, Work::EndOf(id))?;
+    let place = state.submit(stream, what, &all, StreamWork::EndOf(id))?;
     let Some(found) = state.streams.get(&stream) else {
         return Err(codes::INVALID_HANDLE);
     };
@@ -107,7 +112,7 @@ pub unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> c_int
                 return Err(codes::INVALID_VALUE);
             }
             let device = call.device;
-            let made = allocate(call, bytes as u64, device, Kind::Device)?;
+            let made = allocate(call, bytes as u64, device, MemoryKind::Device)?;
             // SAFETY: the caller's promise.
             unsafe { put(address, made) }
         },
@@ -125,7 +130,9 @@ pub extern "C" fn cuMemFree_v2(address: u64) -> c_int {
             if address == 0 {
                 return Ok(());
             }
-            free(call, address, "cuMemFree_v2", |kind| kind == Kind::Device)
+            free(call, address, "cuMemFree_v2", |kind| {
+                kind == MemoryKind::Device
+            })
         },
     )
 }
@@ -143,13 +150,13 @@ pub unsafe extern "C" fn cuMemAllocAsync(address: *mut u64, bytes: usize, stream
         }
         let (device, name) = (call.device, call.name);
         let id = call.stream_of(stream, device, name)?;
-        let made = allocate(call, bytes as u64, device, Kind::Device)?;
+        let made = allocate(call, bytes as u64, device, MemoryKind::Device)?;
         // It exists from this place of the stream on: like a write.
         call.submit(
             id,
             name,
             &[Access::write(made, bytes as u64)],
-            Work::Nothing,
+            StreamWork::Nothing,
         )?;
         // SAFETY: the caller's promise.
         unsafe { put(address, made) }
@@ -197,7 +204,7 @@ pub unsafe extern "C" fn cuMemHostAlloc(
         if call.config.pinning_waits {
             call.wait_until(|state| state.device_is_idle(device));
         }
-        let made = allocate(call, bytes as u64, device, Kind::Pinned)?;
+        let made = allocate(call, bytes as u64, device, MemoryKind::Pinned)?;
         // SAFETY: the caller's promise.
         unsafe { put(memory, made as *mut c_void) }
     })
@@ -214,7 +221,7 @@ pub unsafe extern "C" fn cuMemFreeHost(memory: *mut c_void) -> c_int {
             let device = call.device;
             call.wait_until(|state| state.device_is_idle(device));
             free(call, memory as u64, "cuMemFreeHost", |kind| {
-                kind == Kind::Pinned
+                kind == MemoryKind::Pinned
             })
         },
     )
@@ -232,9 +239,12 @@ pub unsafe extern "C" fn cuMemHostRegister_v2(
         /// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`.
         const ALREADY: i32 = 712;
         let device = call.device;
-        let is_new = call
-            .memory
-            .insert(memory as u64, bytes as u64, device, Kind::HostRegistered);
+        let is_new = call.memory.insert(
+            memory as u64,
+            bytes as u64,
+            device,
+            MemoryKind::HostRegistered,
+        );
         if is_new { Ok(()) } else { Err(ALREADY) }
     })
 }
@@ -248,7 +258,7 @@ pub unsafe extern "C" fn cuMemHostUnregister(memory: *mut c_void) -> c_int {
         format_args!("{memory:?}"),
         |call| {
             free(call, memory as u64, "cuMemHostUnregister", |kind| {
-                kind == Kind::HostRegistered
+                kind == MemoryKind::HostRegistered
             })
         },
     )
@@ -283,14 +293,14 @@ pub unsafe extern "C" fn cuPointerGetAttribute(
 }
 
 /// A plain copy, carried out when its place is reached.
-pub(crate) fn copy_work(to: u64, from: u64, bytes: usize) -> Work {
-    Work::Local(Box::new(move || {
+pub(crate) fn copy_work(to: u64, from: u64, bytes: usize) -> StreamWork {
+    StreamWork::Local(Box::new(move || {
         // SAFETY: both ranges were checked to be allocated, and are live as the scheduler found just before.
         unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) }
     }))
 }
 
-fn check_on_device(call: &mut Call, address: u64) -> Outcome {
+fn check_on_device(call: &mut Call, address: u64) -> CallOutcome {
     let kind = call.memory.containing(address).map(|a| a.kind);
     if kind.is_some_and(|kind| !kind.is_on_device()) {
         let text = format!("{}: {address:#x} is host memory", call.name);
@@ -359,8 +369,8 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
 }
 
 /// Bytes that are written when their place is reached.
-pub(crate) fn write_work(to: u64, bytes: Vec<u8>) -> Work {
-    Work::Local(Box::new(move || {
+pub(crate) fn write_work(to: u64, bytes: Vec<u8>) -> StreamWork {
+    StreamWork::Local(Box::new(move || {
         // SAFETY: the range was checked to be allocated, and is live as the scheduler found just before.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) }
     }))
@@ -434,8 +444,8 @@ pub(crate) fn batch_accesses(copies: &[(u64, u64, usize)]) -> Vec<Access> {
     copies.iter().enumerate().flat_map(of).collect()
 }
 
-pub(crate) fn batch_work(copies: Vec<(u64, u64, usize)>) -> Work {
-    Work::Local(Box::new(move || {
+pub(crate) fn batch_work(copies: Vec<(u64, u64, usize)>) -> StreamWork {
+    StreamWork::Local(Box::new(move || {
         for (to, from, bytes) in copies {
             // SAFETY: the ranges were checked, and are live as the scheduler found just before.
             unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
@@ -451,7 +461,7 @@ pub extern "C" fn cuMemsetD8Async(to: u64, value: c_uchar, bytes: usize, stream:
         let (device, name) = (call.device, call.name);
         let id = call.stream_of(stream, device, name)?;
         check_on_device(call, to)?;
-        let work = Work::Local(Box::new(move || {
+        let work = StreamWork::Local(Box::new(move || {
             // SAFETY: the range was checked, and is live as the scheduler found just before.
             unsafe { std::ptr::write_bytes(to as *mut u8, value, bytes) };
         }));

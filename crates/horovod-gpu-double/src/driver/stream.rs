@@ -1,21 +1,20 @@
 //! Streams and events.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::time::Duration;
 
 use crate::call::{Call, Need, driver, put};
 use crate::codes;
 use crate::driver::context::GREATEST_PRIORITY;
 use crate::handles::{Handle, Sort, encode};
-use crate::state::State;
-use crate::stream::{EVENT_DISABLE_TIMING, Event, Stream, Work};
+use crate::state::{DriverState, Limits};
+use crate::stream::{EVENT_DISABLE_TIMING, Event, Stream, StreamWork};
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: c_uint = 1;
 /// Flags of events that there are.
 const EVENT_FLAGS: c_uint = 7;
 
-impl State {
+impl DriverState {
     pub(crate) fn create_stream(
         &mut self,
         device: i32,
@@ -195,7 +194,7 @@ pub unsafe extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, flags:
         }
         // One that was never recorded holds nobody up.
         let after: Vec<_> = event.recorded.clone().into_iter().collect();
-        call.submit_after(id, name, &[], Work::Nothing, &after, Duration::ZERO)?;
+        call.submit_within(id, name, &[], StreamWork::Nothing, Limits::After(&after))?;
         Ok(())
     })
 }
@@ -248,7 +247,7 @@ pub unsafe extern "C" fn cuLaunchHostFunc(
             let name = call.name;
             let id = find(call, stream)?;
             let function = function.ok_or(codes::INVALID_VALUE)?;
-            let work = Work::HostFunction(function, argument as usize);
+            let work = StreamWork::HostFunction(function, argument as usize);
             call.submit(id, name, &[], work)?;
             Ok(())
         },
@@ -316,7 +315,7 @@ pub unsafe extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> c_int {
             );
             return Err(codes::INVALID_HANDLE);
         }
-        let place = call.submit(stream, name, &[], Work::Record(event))?;
+        let place = call.submit(stream, name, &[], StreamWork::Record(event))?;
         let found = call.streams.get(&stream);
         let is_captured = found.is_some_and(|s| s.capture.is_some());
         let clock = found.map(|s| s.clock.clone()).unwrap_or_default();

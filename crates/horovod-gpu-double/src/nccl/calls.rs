@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use super::communicator::{Communicator, Phase};
+use super::communicator::{Communicator, CommunicatorPhase};
 use super::group::{Group, Queued};
-use crate::call::{self, Call, Outcome};
+use crate::call::{self, Call, CallOutcome};
 use crate::handles::{Handle, Sort, decode};
 use crate::state::lock;
 use crate::thread;
@@ -24,7 +24,7 @@ pub(crate) fn nccl(
     name: &'static str,
     since: i32,
     arguments: fmt::Arguments<'_>,
-    body: impl FnOnce(&mut Call) -> Outcome,
+    body: impl FnOnce(&mut Call) -> CallOutcome,
 ) -> i32 {
     if call::is_forked() {
         return UNHANDLED_CUDA_ERROR;
@@ -69,7 +69,7 @@ pub(crate) fn error_text(code: i32) -> &'static std::ffi::CStr {
 }
 
 impl Call {
-    fn exists_since(&mut self, since: i32) -> Outcome {
+    fn exists_since(&mut self, since: i32) -> CallOutcome {
         let version = self.config.nccl_version;
         if version >= since {
             return Ok(());
@@ -170,7 +170,7 @@ impl Call {
     }
 
     /// Carries out what a group holds.
-    pub(crate) fn end_group(&mut self, group: Group) -> Outcome {
+    pub(crate) fn end_group(&mut self, group: Group) -> CallOutcome {
         let has_inits = !group.begun.is_empty();
         if has_inits && !group.queued.is_empty() {
             self.violation(
@@ -234,9 +234,9 @@ impl Call {
     pub(crate) fn finalize(&mut self, id: u64) {
         let polls = self.config.in_progress;
         if let Some(communicator) = self.communicators.get_mut(&id)
-            && communicator.phase == Phase::Ready
+            && communicator.phase == CommunicatorPhase::Ready
         {
-            communicator.phase = Phase::Finalizing {
+            communicator.phase = CommunicatorPhase::Finalizing {
                 is_announced: false,
             };
             if !communicator.is_blocking {
@@ -341,7 +341,7 @@ impl Call {
     }
 
     /// Ends a call that makes a communicator.
-    pub(crate) fn begun(&mut self, id: u64) -> Outcome {
+    pub(crate) fn begun(&mut self, id: u64) -> CallOutcome {
         let is_in_group = thread::with(|thread| {
             if thread.group.depth > 0 {
                 thread.group.begun.push(id);

@@ -7,11 +7,11 @@
 use std::ffi::{c_int, c_void};
 
 use super::calls::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, nccl};
-use super::communicator::Phase;
+use super::communicator::CommunicatorPhase;
 use super::group::{Group, Queued};
 use super::part::{Function, Part};
 use super::reduction::{FIRST_MADE, dtype_of};
-use crate::call::{Call, Outcome};
+use crate::call::{Call, CallOutcome};
 use crate::handles::Handle;
 use crate::thread;
 
@@ -58,14 +58,14 @@ pub(crate) fn note_in_group(code: c_int) -> c_int {
     code
 }
 
-fn enqueue(call: &mut Call, arguments: &Arguments) -> Outcome {
+fn enqueue(call: &mut Call, arguments: &Arguments) -> CallOutcome {
     let id = call.own_communicator(arguments.communicator)?;
     let name = call.name;
     let Some(communicator) = call.communicators.get(&id) else {
         return Err(INVALID_ARGUMENT);
     };
     let (device, size) = (communicator.device, communicator.size);
-    if communicator.phase != Phase::Ready {
+    if communicator.phase != CommunicatorPhase::Ready {
         call.violation("after finalize", &format!("{name} of communicator {id}"));
         return Err(INVALID_USAGE);
     }

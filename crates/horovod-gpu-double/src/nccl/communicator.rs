@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::{Shutdown, SocketAddrV4, TcpStream};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
 
 use super::calls::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR};
 use super::group::Queued;
@@ -11,12 +10,12 @@ use super::part::Part;
 use super::wire::{Hello, Magic, Message};
 use crate::clock::{Agent, Clock, HOST};
 use crate::memory::Access;
-use crate::state::{Locked, State, lock, notify};
-use crate::stream::{Position, Work};
+use crate::state::{DriverState, Limits, Locked, lock, notify};
+use crate::stream::{Position, StreamWork};
 
 /// How far a communicator is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum CommunicatorPhase {
     Connecting,
     Ready,
     /// Waits for its launches, then for the other ranks.
@@ -40,7 +39,7 @@ pub(crate) struct Communicator {
     pub(crate) size: i32,
     pub(crate) device: i32,
     pub(crate) is_blocking: bool,
-    pub(crate) phase: Phase,
+    pub(crate) phase: CommunicatorPhase,
     /// Error code of the communicator; 0 for none.
     pub(crate) error: i32,
     pub(crate) last_error: String,
@@ -84,7 +83,7 @@ impl Communicator {
             size,
             device,
             is_blocking,
-            phase: Phase::Connecting,
+            phase: CommunicatorPhase::Connecting,
             error: 0,
             last_error: String::new(),
             polls: 0,
@@ -147,7 +146,7 @@ impl Communicator {
     }
 }
 
-impl State {
+impl DriverState {
     /// Result of `ncclCommGetAsyncError`; also makes progress with the pending work.
     pub(crate) fn progress(&mut self, id: u64, is_poll: bool) -> i32 {
         let Some(communicator) = self.communicators.get_mut(&id) else {
@@ -156,7 +155,7 @@ impl State {
         if communicator.error != 0 {
             return communicator.error;
         }
-        if communicator.phase == Phase::Connecting {
+        if communicator.phase == CommunicatorPhase::Connecting {
             return IN_PROGRESS;
         }
         if communicator.polls > 0 {
@@ -172,14 +171,14 @@ impl State {
         let Some(communicator) = self.communicators.get_mut(&id) else {
             return INVALID_ARGUMENT;
         };
-        if let Phase::Finalizing { is_announced } = communicator.phase {
+        if let CommunicatorPhase::Finalizing { is_announced } = communicator.phase {
             if !is_announced && communicator.launches.is_empty() {
-                communicator.phase = Phase::Finalizing { is_announced: true };
+                communicator.phase = CommunicatorPhase::Finalizing { is_announced: true };
                 communicator.send(Message::Finalize);
             }
             return IN_PROGRESS;
         }
-        if communicator.phase == Phase::Finalized {
+        if communicator.phase == CommunicatorPhase::Finalized {
             let clock = communicator.clock.clone();
             self.host_learns(&clock);
         }
@@ -244,17 +243,23 @@ impl State {
             [only] => format!("{} of communicator {id}", only.function.name()),
             _ => format!("a group of communicator {id}"),
         };
-        let work = Work::Launch(id, number);
+        let work = StreamWork::Launch(id, number);
         let position = self
-            .submit_after(first, &what, &accesses, work, &after, Duration::ZERO)
+            .submit_within(first, &what, &accesses, work, Limits::After(&after))
             .map_err(|_| INVALID_ARGUMENT)?;
         let found = self.streams.get(&first);
         let (agent, clock) = found.map_or((HOST, Clock::default()), |s| (s.agent, s.clock.clone()));
         self.check_launch_order(id, device, &clock);
         for other in others {
             let after = [(position, clock.clone())];
-            self.submit_after(*other, &what, &[], Work::Nothing, &after, Duration::ZERO)
-                .map_err(|_| INVALID_ARGUMENT)?;
+            self.submit_within(
+                *other,
+                &what,
+                &[],
+                StreamWork::Nothing,
+                Limits::After(&after),
+            )
+            .map_err(|_| INVALID_ARGUMENT)?;
         }
         if let Some(communicator) = self.communicators.get_mut(&id) {
             communicator.last = Some(position);
@@ -351,7 +356,7 @@ impl State {
     }
 }
 
-/// Begins a launch whose place in its stream has come. The stream goes on when [`State::complete`] is told.
+/// Begins a launch whose place in its stream has come. The stream goes on when [`DriverState::complete`] is told.
 pub(crate) fn begin(state: &mut Locked, id: u64, number: u64, all_live: bool) -> bool {
     let Some(communicator) = state.communicators.get_mut(&id) else {
         // It was aborted meanwhile.
@@ -402,7 +407,7 @@ pub(crate) fn begin(state: &mut Locked, id: u64, number: u64, all_live: bool) ->
 }
 
 /// Connects a communicator on a thread of its own, which then reads what its hub says.
-pub(crate) fn connect(state: &mut State, id: u64, address: SocketAddrV4, magic: Magic) {
+pub(crate) fn connect(state: &mut DriverState, id: u64, address: SocketAddrV4, magic: Magic) {
     let Some(communicator) = state.communicators.get_mut(&id) else {
         return;
     };
@@ -482,7 +487,7 @@ fn lost(id: u64, text: &str, is_always_error: bool) {
     let mut state = lock();
     let is_error = is_always_error || state.config.lost_is_error;
     if let Some(communicator) = state.communicators.get_mut(&id)
-        && communicator.phase != Phase::Finalized
+        && communicator.phase != CommunicatorPhase::Finalized
         && is_error
     {
         communicator.fail(REMOTE_ERROR, text);
@@ -521,9 +526,9 @@ fn receive(id: u64, message: Message) {
                 return;
             };
             match message {
-                Message::Welcome => communicator.phase = Phase::Ready,
+                Message::Welcome => communicator.phase = CommunicatorPhase::Ready,
                 Message::Refused { code, text } => communicator.fail(code, &text),
-                Message::Finalized => communicator.phase = Phase::Finalized,
+                Message::Finalized => communicator.phase = CommunicatorPhase::Finalized,
                 Message::Mismatch { text } => {
                     communicator.fail(INVALID_USAGE, &text);
                     state.violation("mismatch", &format!("communicator {id}: {text}"));

@@ -13,7 +13,7 @@ use super::communicator::connect;
 use super::hub;
 use super::reduction::dtype_of;
 use super::wire::{Magic, Message};
-use crate::call::{Call, Outcome, put};
+use crate::call::{Call, CallOutcome, put};
 use crate::handles::{Handle, Sort, encode};
 use crate::state::lock;
 use crate::thread;
@@ -149,7 +149,7 @@ unsafe fn init(
     id: &UniqueId,
     rank: c_int,
     config: *const c_void,
-) -> Outcome {
+) -> CallOutcome {
     if communicator.is_null() || size < 1 || !(0..size).contains(&rank) {
         return Err(INVALID_ARGUMENT);
     }

@@ -258,7 +258,9 @@ impl HubState {
         let pair = (rank, shape.root as u32);
         let waiting = self.receives.entry(pair).or_default().pop_front();
         match waiting {
-            Some((receiver, wanted)) => self.transfer(pair, claim, shape, receiver, wanted, data),
+            Some((receiver, wanted)) => {
+                self.transfer(pair, (claim, shape), (receiver, wanted), data)
+            }
             None => self
                 .sends
                 .entry(pair)
@@ -271,7 +273,7 @@ impl HubState {
         let pair = (shape.root as u32, rank);
         let waiting = self.sends.entry(pair).or_default().pop_front();
         match waiting {
-            Some((sender, sent, data)) => self.transfer(pair, sender, sent, claim, shape, data),
+            Some((sender, sent, data)) => self.transfer(pair, (sender, sent), (claim, shape), data),
             None => self
                 .receives
                 .entry(pair)
@@ -283,10 +285,8 @@ impl HubState {
     fn transfer(
         &mut self,
         (from, to): (u32, u32),
-        sender: Claim,
-        sent: Shape,
-        receiver: Claim,
-        wanted: Shape,
+        (sender, sent): (Claim, Shape),
+        (receiver, wanted): (Claim, Shape),
         data: Vec<u8>,
     ) {
         if (sent.count, sent.dtype) != (wanted.count, wanted.dtype) {

@@ -5,10 +5,10 @@ use horovod_protocol::DType;
 use super::ExecutorState;
 use super::communicators::{Unfinished, settle};
 use super::plan::{LaunchPlan, in_nccl, is_widened};
-use super::work::{AllReduce, Call, Operand, ReduceScatter, Work};
+use super::work::{AllReduce, AllReduceInput, Call, GpuWork, ReduceScatter};
 use crate::device::Device;
 use crate::error::GpuError;
-use crate::kernels::{DeviceCopy, Kernels};
+use crate::kernels::{DeviceCopy, Elements, Kernels};
 use crate::nccl::{Communicator, NcclOp, NcclType};
 use crate::stream::Stream;
 
@@ -36,7 +36,11 @@ struct Reduce {
 impl Launcher<'_> {
     /// # Safety
     /// As [`super::Executor::submit`]; the plan is the work's.
-    pub(super) unsafe fn launch(&self, work: &Work, plan: &LaunchPlan) -> Result<(), Unfinished> {
+    pub(super) unsafe fn launch(
+        &self,
+        work: &GpuWork,
+        plan: &LaunchPlan,
+    ) -> Result<(), Unfinished> {
         let Some(communicator) = self.communicator else {
             for call in &work.calls {
                 // SAFETY: the caller's promise.
@@ -76,7 +80,7 @@ impl Launcher<'_> {
     ///
     /// # Safety
     /// As [`Self::launch`].
-    unsafe fn before(&self, work: &Work, plan: &LaunchPlan) -> Result<Vec<Reduce>, GpuError> {
+    unsafe fn before(&self, work: &GpuWork, plan: &LaunchPlan) -> Result<Vec<Reduce>, GpuError> {
         let mut reduces = Vec::new();
         for pack in &plan.packs {
             let members = || {
@@ -87,12 +91,12 @@ impl Launcher<'_> {
             let copies: Vec<_> = members()
                 .filter_map(|(call, at)| match call {
                     Call::AllReduce(reduce) => match reduce.input {
-                        Operand::At(src) => Some(DeviceCopy {
+                        AllReduceInput::At(src) => Some(DeviceCopy {
                             dst: at,
                             src,
                             bytes: reduce.bytes() as u64,
                         }),
-                        Operand::Identity(_) => None,
+                        AllReduceInput::Identity(_) => None,
                     },
                     _ => None,
                 })
@@ -102,7 +106,10 @@ impl Launcher<'_> {
             // SAFETY: the caller's promise, and scratch memory that is this work's alone in the stream's order.
             unsafe {
                 self.kernels()?.copy_batch(self.stream, &copies)?;
-                self.scale(pack.dtype, begin, begin, count, pack.reduction.pre)?;
+                self.scale(
+                    Elements::in_place(pack.dtype, count, begin),
+                    pack.reduction.pre,
+                )?;
                 for (call, at) in members() {
                     if let Call::AllReduce(reduce) = call {
                         self.fill(reduce, at)?;
@@ -149,22 +156,33 @@ impl Launcher<'_> {
         // SAFETY: the caller's promise.
         unsafe {
             match (reduce.input, scratch) {
-                (Operand::At(input), Some(wide)) => {
+                (AllReduceInput::At(input), Some(wide)) => {
                     let kernels = self.kernels()?;
-                    kernels.widen(self.stream, reduce.dtype, wide, input, reduce.count)?;
+                    let elements = Elements {
+                        dtype: reduce.dtype,
+                        count: reduce.count,
+                        dst: wide,
+                        src: input,
+                    };
+                    kernels.widen(self.stream, elements)?;
                     Ok(made(wide, wide))
                 }
-                (Operand::At(input), None) if reduce.reduction.pre != 1.0 => {
-                    let (output, count) = (reduce.output, reduce.count);
-                    self.scale(reduce.dtype, output, input, count, reduce.reduction.pre)?;
-                    Ok(made(output, output))
+                (AllReduceInput::At(input), None) if reduce.reduction.pre != 1.0 => {
+                    let elements = Elements {
+                        dtype: reduce.dtype,
+                        count: reduce.count,
+                        dst: reduce.output,
+                        src: input,
+                    };
+                    self.scale(elements, reduce.reduction.pre)?;
+                    Ok(made(reduce.output, reduce.output))
                 }
-                (Operand::At(input), None) => Ok(made(input, reduce.output)),
-                (Operand::Identity(_), Some(at)) => {
+                (AllReduceInput::At(input), None) => Ok(made(input, reduce.output)),
+                (AllReduceInput::Identity(_), Some(at)) => {
                     self.fill(reduce, at)?;
                     Ok(made(at, at))
                 }
-                (Operand::Identity(_), None) => Err(GpuError::Invalid(
+                (AllReduceInput::Identity(_), None) => Err(GpuError::Invalid(
                     "a member without a tensor has no memory to stand for it".into(),
                 )),
             }
@@ -181,14 +199,18 @@ impl Launcher<'_> {
         let (Some(scratch), count) = (scratch, scatter.counts.iter().sum()) else {
             return Ok(());
         };
+        let elements = Elements {
+            dtype: scatter.dtype,
+            count,
+            dst: scratch,
+            src: scatter.input,
+        };
         // SAFETY: the caller's promise.
         unsafe {
             if is_widened(scatter.dtype) {
-                let kernels = self.kernels()?;
-                return kernels.widen(self.stream, scatter.dtype, scratch, scatter.input, count);
+                return self.kernels()?.widen(self.stream, elements);
             }
-            let pre = scatter.reduction.pre;
-            self.scale(scatter.dtype, scratch, scatter.input, count, pre)
+            self.scale(elements, scatter.reduction.pre)
         }
     }
 
@@ -197,7 +219,7 @@ impl Launcher<'_> {
     /// # Safety
     /// As [`Self::launch`].
     unsafe fn fill(&self, reduce: &AllReduce, at: u64) -> Result<(), GpuError> {
-        let Operand::Identity(value) = reduce.input else {
+        let AllReduceInput::Identity(value) = reduce.input else {
             return Ok(());
         };
         let wide;
@@ -218,14 +240,13 @@ impl Launcher<'_> {
 
     /// # Safety
     /// As [`Self::launch`].
-    unsafe fn scale(
-        &self,
-        dtype: DType,
-        dst: u64,
-        src: u64,
-        count: usize,
-        factor: f64,
-    ) -> Result<(), GpuError> {
+    unsafe fn scale(&self, elements: Elements, factor: f64) -> Result<(), GpuError> {
+        let Elements {
+            dtype,
+            count,
+            dst,
+            src,
+        } = elements;
         if dst == src && factor == 1.0 || count == 0 {
             return Ok(());
         }
@@ -235,10 +256,7 @@ impl Launcher<'_> {
             return unsafe { self.device.copy_within(dst, src, bytes, self.stream) };
         }
         // SAFETY: the caller's promise.
-        unsafe {
-            self.kernels()?
-                .scale(self.stream, dtype, dst, src, count, factor)
-        }
+        unsafe { self.kernels()?.scale(self.stream, elements, factor) }
     }
 
     /// # Safety
@@ -246,7 +264,7 @@ impl Launcher<'_> {
     unsafe fn call_all(
         &self,
         communicator: &Communicator,
-        work: &Work,
+        work: &GpuWork,
         plan: &LaunchPlan,
         reduces: &[Reduce],
     ) -> Result<(), GpuError> {
@@ -390,7 +408,7 @@ impl Launcher<'_> {
     ///
     /// # Safety
     /// As [`Self::launch`].
-    unsafe fn after(&self, work: &Work, plan: &LaunchPlan) -> Result<(), GpuError> {
+    unsafe fn after(&self, work: &GpuWork, plan: &LaunchPlan) -> Result<(), GpuError> {
         for pack in &plan.packs {
             let members = || {
                 pack.members
@@ -401,7 +419,7 @@ impl Launcher<'_> {
             let begin = self.at(pack.begin);
             let copies: Vec<_> = members()
                 .filter_map(|(call, at)| match call {
-                    Call::AllReduce(reduce) if matches!(reduce.input, Operand::At(_)) => {
+                    Call::AllReduce(reduce) if matches!(reduce.input, AllReduceInput::At(_)) => {
                         Some(DeviceCopy {
                             dst: reduce.output,
                             src: at,
@@ -413,7 +431,10 @@ impl Launcher<'_> {
                 .collect();
             // SAFETY: the caller's promise.
             unsafe {
-                self.scale(pack.dtype, begin, begin, count, pack.reduction.post)?;
+                self.scale(
+                    Elements::in_place(pack.dtype, count, begin),
+                    pack.reduction.post,
+                )?;
                 self.kernels()?.copy_batch(self.stream, &copies)?;
             }
         }
@@ -421,30 +442,33 @@ impl Launcher<'_> {
             let scratch = plan.scratch[i].map(|offset| self.at(offset));
             match call {
                 Call::AllReduce(reduce) if !plan.is_packed[i] => {
-                    if matches!(reduce.input, Operand::Identity(_)) {
+                    if matches!(reduce.input, AllReduceInput::Identity(_)) {
                         continue;
                     }
                     // SAFETY: the caller's promise.
                     unsafe {
-                        let (output, count) = (reduce.output, reduce.count);
+                        let result = Elements::in_place(reduce.dtype, reduce.count, reduce.output);
                         if let Some(wide) = scratch {
-                            let kernels = self.kernels()?;
-                            kernels.narrow(self.stream, reduce.dtype, output, wide, count)?;
+                            let elements = Elements {
+                                src: wide,
+                                ..result
+                            };
+                            self.kernels()?.narrow(self.stream, elements)?;
                         }
-                        self.scale(reduce.dtype, output, output, count, reduce.reduction.post)?;
+                        self.scale(result, reduce.reduction.post)?;
                     }
                 }
                 Call::ReduceScatter(scatter) => {
                     let count = scatter.counts.get(self.rank).copied().unwrap_or(0);
-                    let output = scatter.output;
+                    let result = Elements::in_place(scatter.dtype, count, scatter.output);
                     // SAFETY: the caller's promise.
                     unsafe {
                         if is_widened(scatter.dtype) && count > 0 {
-                            let wide = self.scattered(scatter, scratch);
-                            let kernels = self.kernels()?;
-                            kernels.narrow(self.stream, scatter.dtype, output, wide, count)?;
+                            let src = self.scattered(scatter, scratch);
+                            let elements = Elements { src, ..result };
+                            self.kernels()?.narrow(self.stream, elements)?;
                         }
-                        self.scale(scatter.dtype, output, output, count, scatter.reduction.post)?;
+                        self.scale(result, scatter.reduction.post)?;
                     }
                 }
                 _ => {}
@@ -462,16 +486,24 @@ impl Launcher<'_> {
         unsafe {
             match call {
                 Call::AllReduce(reduce) => match reduce.input {
-                    Operand::At(input) => self.reduce_alone(
-                        (reduce.dtype, reduce.count),
-                        (input, reduce.output),
+                    AllReduceInput::At(input) => self.reduce_alone(
+                        Elements {
+                            dtype: reduce.dtype,
+                            count: reduce.count,
+                            dst: reduce.output,
+                            src: input,
+                        },
                         (reduce.reduction.pre, reduce.reduction.post),
                     ),
-                    Operand::Identity(_) => Ok(()),
+                    AllReduceInput::Identity(_) => Ok(()),
                 },
                 Call::ReduceScatter(scatter) => self.reduce_alone(
-                    (scatter.dtype, scatter.counts.iter().sum()),
-                    (scatter.input, scatter.output),
+                    Elements {
+                        dtype: scatter.dtype,
+                        count: scatter.counts.iter().sum(),
+                        dst: scatter.output,
+                        src: scatter.input,
+                    },
                     (scatter.reduction.pre, scatter.reduction.post),
                 ),
                 Call::Broadcast {
@@ -506,14 +538,14 @@ impl Launcher<'_> {
     /// As [`Self::launch`].
     unsafe fn reduce_alone(
         &self,
-        (dtype, count): (DType, usize),
-        (input, output): (u64, u64),
+        elements: Elements,
         (pre, post): (f64, f64),
     ) -> Result<(), GpuError> {
         // SAFETY: the caller's promise.
         unsafe {
-            self.scale(dtype, output, input, count, pre)?;
-            self.scale(dtype, output, output, count, post)
+            self.scale(elements, pre)?;
+            let src = elements.dst;
+            self.scale(Elements { src, ..elements }, post)
         }
     }
 

@@ -23,7 +23,9 @@ use crate::error::GpuError;
 use crate::event::Event;
 use crate::loss::{GpuLoss, stays_busy};
 
-pub use work::{AllReduce, Call, Group, HostMemory, Operand, ReduceScatter, Reduction, Work};
+pub use work::{
+    AllReduce, AllReduceInput, Call, GpuWork, Group, HostMemory, ReduceScatter, Reduction,
+};
 
 use thread::GpuThread;
 
@@ -98,8 +100,8 @@ struct Queue {
 
 /// Work that the thread has not taken up.
 struct Queued {
-    work: Work,
-    state: Arc<Mutex<State>>,
+    work: GpuWork,
+    state: Arc<Mutex<WorkState>>,
     since: Instant,
 }
 
@@ -110,7 +112,7 @@ impl Queued {
             title: self.work.title.clone(),
             seq: self.work.seq,
             set: self.work.set,
-            phase: Phase::Launching,
+            phase: WorkPhase::Launching,
             since: self.since,
         }
     }
@@ -122,21 +124,21 @@ const LAUNCH_MAX: Duration = Duration::from_millis(200);
 /// The work that is the next to end.
 #[derive(Clone, Debug)]
 pub struct WorkProgress {
-    /// As in [`Work`].
+    /// As in [`GpuWork`].
     pub title: Arc<str>,
-    /// As in [`Work`].
+    /// As in [`GpuWork`].
     pub seq: u64,
-    /// As in [`Work`].
+    /// As in [`GpuWork`].
     pub set: u32,
     /// How far it is.
-    pub phase: Phase,
+    pub phase: WorkPhase,
     /// Since when it is the next.
     pub since: Instant,
 }
 
 /// How far work is that was taken up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum WorkPhase {
     /// Its launch has not returned.
     Launching,
     /// It is launched, behind events that have not passed.
@@ -235,7 +237,7 @@ impl ExecutorState {
 
 /// How far one piece of work is.
 #[derive(Debug, Default)]
-struct State {
+struct WorkState {
     /// The end of what was launched, until somebody asks.
     launched: Option<Arc<Event>>,
     ended: Option<Result<(), WorkError>>,
@@ -244,7 +246,7 @@ struct State {
 
 /// One piece of work on its way.
 #[derive(Clone, Debug)]
-pub struct Launch(Arc<Mutex<State>>);
+pub struct Launch(Arc<Mutex<WorkState>>);
 
 impl Launch {
     /// The end of the work on the device, once, as soon as it is launched.
@@ -263,7 +265,7 @@ impl Launch {
         self.lock().ended.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WorkState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -310,8 +312,8 @@ impl Executor {
     /// Until it has ended: addresses are memory of the device (of the host where they say so) with room for what their
     /// call needs; outputs are nobody else's, and inputs are not written to, but by what the events of the work or this
     /// executor's order cover. All members of its group bring work of the same shape, in the same order.
-    pub unsafe fn submit(&self, work: Work) -> Launch {
-        let state = Arc::new(Mutex::new(State::default()));
+    pub unsafe fn submit(&self, work: GpuWork) -> Launch {
+        let state = Arc::new(Mutex::new(WorkState::default()));
         let launch = Launch(state.clone());
         let mut queue = self.shared.lock();
         queue.last = Some(work.seq);
@@ -338,7 +340,7 @@ impl Executor {
             title,
             seq,
             set,
-            phase: Phase::Launching,
+            phase: WorkPhase::Launching,
             since: Instant::now(),
         });
     }

@@ -5,7 +5,7 @@
 
 use horovod_protocol::DType;
 
-use super::work::{AllReduce, Call, Operand, ReduceScatter, Reduction, Work};
+use super::work::{AllReduce, AllReduceInput, Call, GpuWork, ReduceScatter, Reduction};
 use crate::nccl::{NcclOp, NcclType};
 
 /// Tensors of fewer bytes are copied together, larger ones are worked on where they are.
@@ -42,7 +42,7 @@ pub(super) struct Pack {
 }
 
 impl LaunchPlan {
-    pub(super) fn of(work: &Work) -> Self {
+    pub(super) fn of(work: &GpuWork) -> Self {
         let mut plan = Self {
             scratch: vec![None; work.calls.len()],
             is_packed: vec![false; work.calls.len()],
@@ -144,8 +144,8 @@ pub(super) fn in_nccl(dtype: DType, op: NcclOp) -> (NcclType, NcclOp) {
 fn own_scratch(reduce: &AllReduce) -> usize {
     match reduce.input {
         _ if is_widened(reduce.dtype) => reduce.count * 4,
-        Operand::Identity(_) => reduce.bytes(),
-        Operand::At(_) => 0,
+        AllReduceInput::Identity(_) => reduce.bytes(),
+        AllReduceInput::At(_) => 0,
     }
 }
 
@@ -171,7 +171,7 @@ mod tests {
 
     fn reduce(count: usize, dtype: DType) -> Call {
         Call::AllReduce(AllReduce {
-            input: Operand::At(0x1000),
+            input: AllReduceInput::At(0x1000),
             output: 0x1000,
             count,
             dtype,
@@ -183,8 +183,8 @@ mod tests {
         })
     }
 
-    fn work(calls: Vec<Call>) -> Work {
-        Work {
+    fn work(calls: Vec<Call>) -> GpuWork {
+        GpuWork {
             title: "test".into(),
             group: Some(Arc::new(Group {
                 key: 0,
@@ -260,7 +260,7 @@ mod tests {
     fn parts_of_the_scratch_memory_do_not_overlap() {
         let mut identity = reduce(100, DType::F64);
         if let Call::AllReduce(reduce) = &mut identity {
-            reduce.input = Operand::Identity([0; 8]);
+            reduce.input = AllReduceInput::Identity([0; 8]);
         }
         let plan = LaunchPlan::of(&work(vec![
             reduce(10, DType::I16),

@@ -8,10 +8,10 @@ use super::clock::{DeviceClock, Timed};
 use super::communicators::{Communicators, Unfinished};
 use super::launch::Launcher;
 use super::plan::{LaunchPlan, PACKED_MAX, SMALL_MAX};
-use super::work::Work;
+use super::work::GpuWork;
 use super::{
-    ExecutorSettings, ExecutorState, Phase, Queue, QueueState, Queued, State, WorkError,
-    WorkProgress,
+    ExecutorSettings, ExecutorState, Queue, QueueState, Queued, WorkError, WorkPhase, WorkProgress,
+    WorkState,
 };
 use crate::device::Device;
 use crate::error::GpuError;
@@ -63,13 +63,13 @@ struct OnDevice {
     title: Arc<str>,
     seq: u64,
     set: u32,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<WorkState>>,
     timed: Option<Timed>,
 }
 
 /// Next task of the thread.
 enum Next {
-    Launch(Work, Arc<Mutex<State>>),
+    Launch(GpuWork, Arc<Mutex<WorkState>>),
     /// The communicator of this group, which was removed.
     Finalize(u64),
     Abort(Arc<str>),
@@ -152,7 +152,7 @@ impl GpuThread {
                     title: work.title.clone(),
                     seq: work.seq,
                     set: work.set,
-                    phase: Phase::Launching,
+                    phase: WorkPhase::Launching,
                     since: Instant::now(),
                 });
                 return Next::Launch(work, state);
@@ -200,7 +200,7 @@ impl GpuThread {
             || self.over.is_some() && self.on_device.is_empty()
     }
 
-    fn launch(&mut self, work: Work, state: Arc<Mutex<State>>) {
+    fn launch(&mut self, work: GpuWork, state: Arc<Mutex<WorkState>>) {
         let title = work.title.clone();
         let launched = match &self.over {
             Some(over) => Err(over.clone()),
@@ -240,7 +240,7 @@ impl GpuThread {
         self.shared.lock().launching = None;
     }
 
-    fn try_launch(&mut self, work: &Work) -> Result<(Arc<Event>, Option<Timed>), Unfinished> {
+    fn try_launch(&mut self, work: &GpuWork) -> Result<(Arc<Event>, Option<Timed>), Unfinished> {
         let stream = self.stream.clone();
         let stream = stream.ok_or_else(|| GpuError::Invalid("there is no stream".into()))?;
         for event in &work.after {
@@ -298,7 +298,7 @@ impl GpuThread {
             title: first.title.clone(),
             seq: first.seq,
             set: first.set,
-            phase: Phase::Runs,
+            phase: WorkPhase::Runs,
             since: Instant::now(),
         });
         self.shared.set_oldest(oldest);
@@ -327,8 +327,8 @@ impl GpuThread {
         }
         first.after = left;
         let phase = match first.after.is_empty() {
-            true => Phase::Runs,
-            false => Phase::AwaitsEvents,
+            true => WorkPhase::Runs,
+            false => WorkPhase::AwaitsEvents,
         };
         if let Some(oldest) = &mut self.shared.lock().oldest {
             oldest.phase = phase;
@@ -444,6 +444,6 @@ fn failed(error: &GpuError, text: String) -> WorkError {
     }
 }
 
-fn lock(state: &Mutex<State>) -> std::sync::MutexGuard<'_, State> {
+fn lock(state: &Mutex<WorkState>) -> std::sync::MutexGuard<'_, WorkState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -102,7 +102,7 @@ pub struct Reduction {
 #[derive(Clone, Debug, PartialEq)]
 pub struct AllReduce {
     /// This member's operand.
-    pub input: Operand,
+    pub input: AllReduceInput,
     /// May be the input; of a member without a tensor: not looked at.
     pub output: u64,
     /// Elements.
@@ -115,7 +115,7 @@ pub struct AllReduce {
 
 /// A member's contribution to an allreduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operand {
+pub enum AllReduceInput {
     /// A tensor's first byte.
     At(u64),
     /// Nothing: every element is this value, which changes no result.
@@ -138,7 +138,7 @@ pub struct ReduceScatter {
 }
 
 /// Calls that are launched together.
-pub struct Work {
+pub struct GpuWork {
     /// For who waits in vain.
     pub title: Arc<str>,
     /// Its place in the caller's order, for [`super::Executor::progress`].

@@ -6,6 +6,7 @@ use super::{HIP, HipTexts, RCCL, call_name, name_of, version_of};
 use crate::driver::{Driver, DriverFunctions, DriverTable};
 use crate::error::GpuError;
 use crate::hiprtc::Compiler;
+use crate::kernels::Elements;
 use crate::load::tests::sizes_in;
 use crate::load::{
     Library, Search, Stack, choose_stack, driver, find_driver, find_nccl, set_search, stack,
@@ -193,10 +194,7 @@ fn a_gpu_of_amds_is_driven_by_the_same_code() {
         unsafe {
             kernels.scale(
                 &stream,
-                horovod_protocol::DType::F64,
-                memory,
-                memory,
-                100,
+                Elements::in_place(horovod_protocol::DType::F64, 100, memory),
                 2.0,
             )
         }

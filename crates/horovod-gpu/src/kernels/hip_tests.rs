@@ -27,7 +27,7 @@ extern "C" void place(unsigned x, unsigned y, unsigned thread, unsigned columns,
 /// The kernels as functions of the CPU.
 struct Cpu(Library);
 
-type Place = unsafe extern "C" fn(u32, u32, u32, u32, u32);
+type PlaceFunction = unsafe extern "C" fn(u32, u32, u32, u32, u32);
 
 impl Cpu {
     /// Or why it cannot be compiled here.
@@ -51,7 +51,7 @@ impl Cpu {
     /// Runs all threads of a grid, one after the other.
     fn launch<T: Copy>(&self, name: &CStr, (columns, rows): (u32, u32), call: impl Fn(T)) {
         // SAFETY: a function of the text above; the kernel's type is the caller's.
-        let (place, kernel): (Place, T) = unsafe {
+        let (place, kernel): (PlaceFunction, T) = unsafe {
             let place = self.0.function(c"place").expect("a function");
             (place, self.0.function(name).expect("a kernel"))
         };

@@ -25,17 +25,17 @@ struct Instruction {
     predicate: Option<usize>,
     /// The parts between dots: `ld`, `global`, `v4`, `b32`.
     name: Vec<&'static str>,
-    operands: Vec<Operand>,
+    operands: Vec<PtxOperand>,
     text: &'static str,
 }
 
-enum Operand {
+enum PtxOperand {
     Register(usize),
     Special(&'static str),
     Number(u64),
     /// `[base + offset]`.
-    Address(Box<Operand>, u64),
-    Several(Vec<Operand>),
+    Address(Box<PtxOperand>, u64),
+    Several(Vec<PtxOperand>),
     /// A label, or the name of a parameter.
     Name(String),
 }
@@ -207,26 +207,26 @@ impl Function {
         }
     }
 
-    fn operand(&self, text: &str) -> Operand {
+    fn operand(&self, text: &str) -> PtxOperand {
         if let Some(inner) = text.strip_prefix('[') {
             let inner = inner.trim_end_matches(']');
             let (base, offset) = inner.split_once('+').unwrap_or((inner, "0"));
-            return Operand::Address(Box::new(self.operand(base)), number(offset).expect(text));
+            return PtxOperand::Address(Box::new(self.operand(base)), number(offset).expect(text));
         }
         if let Some(inner) = text.strip_prefix('{') {
             let inner = inner.trim_end_matches('}');
             let parts = inner.split(',').map(|part| self.operand(part.trim()));
-            return Operand::Several(parts.collect());
+            return PtxOperand::Several(parts.collect());
         }
         if let Some(special) = SPECIAL.iter().find(|special| **special == text) {
-            return Operand::Special(special);
+            return PtxOperand::Special(special);
         }
         if text.starts_with('%') {
-            return Operand::Register(*self.registers.get(text).expect(text));
+            return PtxOperand::Register(*self.registers.get(text).expect(text));
         }
         match number(text) {
-            Some(number) => Operand::Number(number),
-            None => Operand::Name(text.to_owned()),
+            Some(number) => PtxOperand::Number(number),
+            None => PtxOperand::Name(text.to_owned()),
         }
     }
 }
@@ -303,7 +303,7 @@ impl Thread<'_> {
             match instruction.name[0] {
                 "ret" => return,
                 "bra" => {
-                    let Operand::Name(label) = &instruction.operands[0] else {
+                    let PtxOperand::Name(label) = &instruction.operands[0] else {
                         panic!("{}", instruction.text)
                     };
                     at = self.function.labels[label];
@@ -358,13 +358,13 @@ impl Thread<'_> {
                         .copy_from_slice(&value[..size as usize]);
                 }
             }
-            ["mov", "b32"] if matches!(operands[0], Operand::Several(_)) => {
+            ["mov", "b32"] if matches!(operands[0], PtxOperand::Several(_)) => {
                 let value = self.get(&operands[1]);
                 let (parts, _) = parts(&["v2", "b16"], &operands[0]);
                 self.set(parts[0], value & 0xffff, 2);
                 self.set(parts[1], value >> 16, 2);
             }
-            ["mov", "b32"] if matches!(operands[1], Operand::Several(_)) => {
+            ["mov", "b32"] if matches!(operands[1], PtxOperand::Several(_)) => {
                 let (parts, _) = parts(&["v2", "b16"], &operands[1]);
                 let value = self.get(parts[0]) | self.get(parts[1]) << 16;
                 self.set(&operands[0], value, 4);
@@ -395,31 +395,31 @@ impl Thread<'_> {
         }
     }
 
-    fn address(&self, operand: &Operand) -> u64 {
+    fn address(&self, operand: &PtxOperand) -> u64 {
         match operand {
-            Operand::Address(base, offset) => self.get(base) + offset,
+            PtxOperand::Address(base, offset) => self.get(base) + offset,
             _ => panic!("an address"),
         }
     }
 
-    fn get(&self, operand: &Operand) -> u64 {
+    fn get(&self, operand: &PtxOperand) -> u64 {
         match operand {
-            Operand::Register(number) => self.values[*number],
-            Operand::Number(number) => *number,
-            Operand::Special(name) => {
+            PtxOperand::Register(number) => self.values[*number],
+            PtxOperand::Number(number) => *number,
+            PtxOperand::Special(name) => {
                 let index = SPECIAL.iter().position(|special| special == name);
                 u64::from(self.specials[index.expect("known")])
             }
-            Operand::Name(name) => {
+            PtxOperand::Name(name) => {
                 let known = self.function.parameters.iter().find(|p| p.0 == *name);
                 known.expect("a parameter").1
             }
-            Operand::Address(..) | Operand::Several(_) => panic!("not a value"),
+            PtxOperand::Address(..) | PtxOperand::Several(_) => panic!("not a value"),
         }
     }
 
-    fn set(&mut self, operand: &Operand, value: u64, size: u64) {
-        let Operand::Register(number) = operand else {
+    fn set(&mut self, operand: &PtxOperand, value: u64, size: u64) {
+        let PtxOperand::Register(number) = operand else {
             panic!("not a register")
         };
         let width = self.function.widths[*number];
@@ -432,9 +432,9 @@ impl Thread<'_> {
     }
 }
 
-fn parts<'a>(name: &[&str], operand: &'a Operand) -> (Vec<&'a Operand>, u64) {
+fn parts<'a>(name: &[&str], operand: &'a PtxOperand) -> (Vec<&'a PtxOperand>, u64) {
     match (name, operand) {
-        ([count, kind], Operand::Several(parts)) => {
+        ([count, kind], PtxOperand::Several(parts)) => {
             assert_eq!(*count, format!("v{}", parts.len()));
             (parts.iter().collect(), size_of_type(kind))
         }

@@ -6,10 +6,10 @@ use std::time::Duration;
 use horovod_protocol::DType;
 
 use super::Double;
-use crate::executor::{AllReduce, Call, Group, Operand, Reduction};
+use crate::executor::{AllReduce, AllReduceInput, Call, Group, Reduction};
 use crate::testing::alone;
 use crate::{
-    Device, Event, Executor, ExecutorSettings, Launch, NcclOp, Phase, RawStream, Work, nccl,
+    Device, Event, Executor, ExecutorSettings, GpuWork, Launch, NcclOp, RawStream, WorkPhase, nccl,
 };
 
 const ELEMENTS: usize = 4;
@@ -44,7 +44,7 @@ fn group(key: u64, id: [u8; 128], size: i32, rank: i32) -> Arc<Group> {
 /// Sums in place, when the event has passed.
 fn sum(executor: &Executor, group: &Arc<Group>, memory: u64, after: &Arc<Event>) -> Launch {
     let call = Call::AllReduce(AllReduce {
-        input: Operand::At(memory),
+        input: AllReduceInput::At(memory),
         output: memory,
         count: ELEMENTS,
         dtype: DType::F32,
@@ -54,7 +54,7 @@ fn sum(executor: &Executor, group: &Arc<Group>, memory: u64, after: &Arc<Event>)
             post: 1.0,
         },
     });
-    let work = Work {
+    let work = GpuWork {
         title: "sum".into(),
         seq: group.key,
         set: 0,
@@ -334,7 +334,7 @@ fn work_that_is_not_taken_up_is_seen_as_what_keeps_all_up() {
         await_that(|| double.calls("ncclCommDestroy") > 0);
         let launch = sum(&executor, &group(2, unique_id(), 1, 0), memory, &ready);
         let oldest = executor.progress().oldest.expect("it is the next");
-        assert_eq!((oldest.seq, oldest.phase), (2, Phase::Launching));
+        assert_eq!((oldest.seq, oldest.phase), (2, WorkPhase::Launching));
         double.open(gate);
         await_that(|| launch.ended().is_some());
         executor.close(true);
@@ -381,7 +381,7 @@ fn widened_sum(double: &Double, executor: &Executor, group: &Arc<Group>, count: 
     double.write(theirs, memory, &vec![0; 2 * count]);
     let ready = Arc::new(device.record(theirs).expect("an event"));
     let call = Call::AllReduce(AllReduce {
-        input: Operand::At(memory),
+        input: AllReduceInput::At(memory),
         output: memory,
         count,
         dtype: DType::I16,
@@ -391,7 +391,7 @@ fn widened_sum(double: &Double, executor: &Executor, group: &Arc<Group>, count: 
             post: 1.0,
         },
     });
-    let work = Work {
+    let work = GpuWork {
         title: "widened".into(),
         seq: 0,
         set: 0,

@@ -5,7 +5,7 @@ use horovod_protocol::DType;
 
 use super::Double;
 use crate::testing::alone;
-use crate::{DeviceCopy, GpuError};
+use crate::{DeviceCopy, Elements, GpuError};
 
 fn bytes_of(values: impl IntoIterator<Item = f32>, dtype: DType) -> Vec<u8> {
     let one = |value: f32| match dtype {
@@ -50,10 +50,23 @@ fn scaling_is_the_oracles() {
                     );
                 }
                 // SAFETY: a thousand elements each; all work is in one stream.
-                unsafe { kernels.scale(&stream, dtype, dst, src, 1000, factor) }.expect("scaled");
+                unsafe {
+                    kernels.scale(
+                        &stream,
+                        Elements {
+                            dtype,
+                            count: 1000,
+                            dst,
+                            src,
+                        },
+                        factor,
+                    )
+                }
+                .expect("scaled");
                 assert_eq!(double.read(stream.raw(), dst, bytes), expected, "{dtype:?}");
                 // SAFETY: as above.
-                unsafe { kernels.scale(&stream, dtype, dst, dst, 1000, 2.0) }.expect("in place");
+                unsafe { kernels.scale(&stream, Elements::in_place(dtype, 1000, dst), 2.0) }
+                    .expect("in place");
                 double.read(stream.raw(), dst, bytes);
             }
         }
@@ -61,12 +74,12 @@ fn scaling_is_the_oracles() {
         // SAFETY: nothing is touched.
         unsafe {
             kernels
-                .scale(&stream, DType::F32, 16, 16, 9, 1.0)
+                .scale(&stream, Elements::in_place(DType::F32, 9, 16), 1.0)
                 .expect("nothing to do");
             kernels
-                .scale(&stream, DType::F32, 16, 16, 0, 2.0)
+                .scale(&stream, Elements::in_place(DType::F32, 0, 16), 2.0)
                 .expect("nothing to do");
-            let error = kernels.scale(&stream, DType::I32, 16, 16, 9, 2.0);
+            let error = kernels.scale(&stream, Elements::in_place(DType::I32, 9, 16), 2.0);
             let text = "the kernel `scale` is for floats, not int32".to_owned();
             assert_eq!(error, Err(GpuError::Invalid(text)));
         }
@@ -158,10 +171,26 @@ fn small_integers_go_to_wide_ones_and_back() {
             // SAFETY: five hundred elements each.
             unsafe {
                 kernels
-                    .widen(&stream, dtype, wide, small, 500)
+                    .widen(
+                        &stream,
+                        Elements {
+                            dtype,
+                            count: 500,
+                            dst: wide,
+                            src: small,
+                        },
+                    )
                     .expect("widened");
                 kernels
-                    .narrow(&stream, dtype, back, wide, 500)
+                    .narrow(
+                        &stream,
+                        Elements {
+                            dtype,
+                            count: 500,
+                            dst: back,
+                            src: wide,
+                        },
+                    )
                     .expect("narrowed");
             }
             let expected: Vec<u8> = values
@@ -174,8 +203,24 @@ fn small_integers_go_to_wide_ones_and_back() {
         // SAFETY: refused.
         let results = unsafe {
             [
-                kernels.widen(&stream, DType::I8, wide, small, 1),
-                kernels.narrow(&stream, DType::F16, back, wide, 1),
+                kernels.widen(
+                    &stream,
+                    Elements {
+                        dtype: DType::I8,
+                        count: 1,
+                        dst: wide,
+                        src: small,
+                    },
+                ),
+                kernels.narrow(
+                    &stream,
+                    Elements {
+                        dtype: DType::F16,
+                        count: 1,
+                        dst: back,
+                        src: wide,
+                    },
+                ),
             ]
         };
         for (result, name) in results.into_iter().zip(["widen", "narrow"]) {

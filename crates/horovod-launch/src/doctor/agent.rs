@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 
-use horovod_doctor::{Answer, Examiner, Place, Question};
+use horovod_doctor::{AgentEnvironment, Answer, Examiner, Question};
 
 use crate::frames::{FrameBuffer, FromAgent, ToAgent};
 use crate::io::{Got, Interest, Outbox, read_some, wait};
@@ -29,7 +29,7 @@ impl Examined {
         inbox: FrameBuffer,
         outbox: Outbox,
     ) -> io::Result<Self> {
-        let place = Place {
+        let place = AgentEnvironment {
             hostname: environment::hostname(),
             path: environment::path(),
             lay_over_own: environment::lay_over_own,

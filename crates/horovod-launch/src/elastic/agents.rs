@@ -16,7 +16,7 @@ use crate::frames::{JobSpec, RankSpec, Stop, Stream, ToAgent};
 use crate::hosts::Placement;
 use crate::job::{self, PING_INTERVAL};
 use crate::launch::local_agent;
-use crate::link::{HostLink, Stage};
+use crate::link::{HostLink, HostStage};
 use crate::output::Output;
 use crate::remote::Ssh;
 use crate::rendezvous::Rendezvous;
@@ -121,9 +121,9 @@ impl Executor for Agents<'_> {
             return self.ask(Stop::Terminate);
         }
         for link in &mut self.links {
-            if link.link.is_dialed() && link.link.stage < Stage::Ready {
+            if link.link.is_dialed() && link.link.stage < HostStage::Ready {
                 link.link.kill();
-                link.link.stage = Stage::Lost;
+                link.link.stage = HostStage::Lost;
             }
             link.link.send(&ToAgent::Close);
             link.is_closing = true;
@@ -184,10 +184,10 @@ impl Agents<'_> {
             self.asked = Some((how, Instant::now()));
             for link in &mut self.links {
                 link.link.send(&ToAgent::Stop(how));
-                if link.link.stage < Stage::Ready {
+                if link.link.stage < HostStage::Ready {
                     // No worker runs there yet.
                     link.link.kill();
-                    link.link.stage = Stage::Lost;
+                    link.link.stage = HostStage::Lost;
                 }
             }
         }
@@ -199,7 +199,10 @@ impl Agents<'_> {
 
     /// Returns three deadlines: the next host's answer, the end of the workers, the next ping.
     pub(super) fn deadlines(&self) -> [Option<Instant>; 3] {
-        let opening = self.links.iter().filter(|l| l.link.stage < Stage::Ready);
+        let opening = self
+            .links
+            .iter()
+            .filter(|l| l.link.stage < HostStage::Ready);
         let opening = opening.map(|l| l.open_by).min();
         let given_up = self
             .asked
@@ -216,7 +219,7 @@ impl Agents<'_> {
             for link in &mut self.links {
                 if !link.link.is_over() {
                     link.link.kill();
-                    link.link.stage = Stage::Lost;
+                    link.link.stage = HostStage::Lost;
                 }
             }
         }

@@ -8,7 +8,7 @@ use super::job::ElasticJob;
 use crate::dialed;
 use crate::frames::DialedTask;
 use crate::hosts::Host;
-use crate::link::{HostLink, Stage};
+use crate::link::{HostLink, HostStage};
 
 impl ElasticJob<'_> {
     /// Accepts the agents that have dialed in.
@@ -59,7 +59,7 @@ impl ElasticJob<'_> {
             if attempt >= task.attempt {
                 let link = &mut self.agents().links[index];
                 link.link.kill();
-                link.link.stage = Stage::Lost;
+                link.link.stage = HostStage::Lost;
                 link.is_closing = true;
                 return;
             }
@@ -70,7 +70,7 @@ impl ElasticJob<'_> {
         let link = &mut self.agents().links[index].link;
         link.placement.host.name = dialed::name_of(&task);
         link.task = Some(task);
-        link.stage = Stage::Greeted;
+        link.stage = HostStage::Greeted;
         self.send_job(index);
     }
 
@@ -92,7 +92,7 @@ impl ElasticJob<'_> {
     pub(super) fn turn_away(&mut self, index: usize, why: &str, code: u8) {
         let link = &mut self.agents().links[index];
         link.link.kill();
-        link.link.stage = Stage::Lost;
+        link.link.stage = HostStage::Lost;
         link.is_closing = true;
         let why = format!("{} {why}", link.link.name());
         if self.has_listed {

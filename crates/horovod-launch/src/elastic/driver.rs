@@ -17,7 +17,7 @@ use super::waiting::Finished;
 use crate::report::Cause;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum WorkerPhase {
     Starting,
     Waiting,
     Member,
@@ -28,7 +28,7 @@ pub(super) enum Phase {
 pub(super) struct WorkerProcess {
     pub(super) host: String,
     pub(super) local: u32,
-    pub(super) phase: Phase,
+    pub(super) phase: WorkerPhase,
     pub(super) training_state: u8,
     /// Whether this worker's training state is older than the state of the last round.
     pub(super) is_stale: bool,
@@ -168,8 +168,8 @@ impl Driver {
                 if let Some(w) = self.workers.get_mut(&worker) {
                     // The worker will join again or end; until then it has its previous phase.
                     w.phase = match was_member {
-                        true => Phase::Member,
-                        false => Phase::Starting,
+                        true => WorkerPhase::Member,
+                        false => WorkerPhase::Starting,
                     };
                 }
             }
@@ -205,7 +205,7 @@ impl Driver {
         }
         let wait_timeout = self.policy.wait_timeout;
         let leaving = self.workers.values();
-        let leaving = leaving.filter(|w| !w.is_going && w.phase == Phase::Member);
+        let leaving = leaving.filter(|w| !w.is_going && w.phase == WorkerPhase::Member);
         let dismissed = self.workers.values().filter_map(|w| w.stop_at);
         self.hosts
             .iter()
@@ -274,7 +274,7 @@ impl Driver {
             self.act(Action::Dismiss(worker, why));
             return;
         };
-        w.phase = Phase::Waiting;
+        w.phase = WorkerPhase::Waiting;
         w.silent_until = None;
         w.seen_stopped = 0;
         w.training_state = training_state;
@@ -473,7 +473,7 @@ impl Driver {
                         let new = WorkerProcess {
                             host: host.name.clone(),
                             local,
-                            phase: Phase::Starting,
+                            phase: WorkerPhase::Starting,
                             training_state: 0,
                             is_stale: false,
                             leave_by: None,

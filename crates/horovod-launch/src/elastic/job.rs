@@ -12,12 +12,12 @@ use super::agents::Agents;
 use super::discovery::{Discovery, Listed};
 use super::events::Ending;
 use super::supervisor::Supervisor;
-use crate::endings::{CONSOLE_GRACE, let_go};
-use crate::events::{End, Event as JobEvent, Outcome};
+use crate::endings::{CONSOLE_GRACE, Kill, let_go};
+use crate::events::{End, Event as JobEvent, JobOutcome};
 use crate::frames::{FromAgent, Stop, ToAgent};
 use crate::io::{Interest, earlier, wait};
 use crate::job::ended_by;
-use crate::link::{HostLink, Stage};
+use crate::link::{HostLink, HostStage};
 use crate::remote;
 use crate::report::Cause;
 use crate::signals::Signals;
@@ -49,7 +49,7 @@ impl<'a> ElasticJob<'a> {
         drop(self.discovery);
         let Agents { links, output, .. } = self.supervisor.into_executor();
         let mut links: Vec<HostLink> = links.into_iter().map(|l| l.link).collect();
-        let_go(&mut links, &mut self.signals, true)?;
+        let_go(&mut links, &mut self.signals, Kill::AfterGrace)?;
         output.emit(&JobEvent::End(end));
         output.close(self.interrupted_by.map(|_| CONSOLE_GRACE));
         Ok(status)
@@ -121,7 +121,7 @@ impl<'a> ElasticJob<'a> {
         for index in 0..self.agents().links.len() {
             let limit = self.agents().start_timeout.as_secs();
             let link = &mut self.agents().links[index];
-            if link.link.stage < Stage::Ready && now >= link.open_by {
+            if link.link.stage < HostStage::Ready && now >= link.open_by {
                 link.link.kill();
                 let why = format!("no answer within {limit} s (see --start-timeout)");
                 self.lose(index, &why, 1);
@@ -208,13 +208,13 @@ impl<'a> ElasticJob<'a> {
                     agents.links[index].link.hang_up();
                     self.lose(index, &why, 1);
                 } else {
-                    agents.links[index].link.stage = Stage::Greeted;
+                    agents.links[index].link.stage = HostStage::Greeted;
                     self.send_job(index);
                 }
             }
             FromAgent::Ready => {
                 let link = &mut agents.links[index].link;
-                link.stage = Stage::Ready;
+                link.stage = HostStage::Ready;
                 link.send(&ToAgent::Start);
                 match agents.options.dialed {
                     true => self.has_host(index),
@@ -268,7 +268,7 @@ impl<'a> ElasticJob<'a> {
             FromAgent::Found(_) | FromAgent::Unreached(_) => {}
             FromAgent::Done => {
                 let link = &mut agents.links[index];
-                link.link.stage = Stage::Done;
+                link.link.stage = HostStage::Done;
                 link.link.hang_up();
                 if !std::mem::replace(&mut link.is_closing, true) {
                     let why = "its agent has ended";
@@ -286,7 +286,7 @@ impl<'a> ElasticJob<'a> {
         if link.is_over() {
             return;
         }
-        let why = match link.stage >= Stage::Ready {
+        let why = match link.stage >= HostStage::Ready {
             true => link.with_words(why),
             false => link.why_not_started(),
         };
@@ -298,7 +298,7 @@ impl<'a> ElasticJob<'a> {
     pub(super) fn lose(&mut self, index: usize, why: &str, code: u8) {
         let link = &mut self.agents().links[index];
         let was_closing = std::mem::replace(&mut link.is_closing, true);
-        link.link.stage = Stage::Lost;
+        link.link.stage = HostStage::Lost;
         let host = link.link.name().to_owned();
         if was_closing {
             return;
@@ -331,13 +331,13 @@ impl<'a> ElasticJob<'a> {
         }
     }
 
-    fn judge(&mut self) -> (u8, Outcome, String) {
+    fn judge(&mut self) -> (u8, JobOutcome, String) {
         if let Some(signal) = self.interrupted_by {
             let text = ended_by(signal);
-            return ((128 + signal) as u8, Outcome::Interrupted, text);
+            return ((128 + signal) as u8, JobOutcome::Interrupted, text);
         }
         match self.supervisor.ending().cloned() {
-            None | Some(Ending::Success) => (0, Outcome::Success, String::new()),
+            None | Some(Ending::Success) => (0, JobOutcome::Success, String::new()),
             Some(Ending::Failure {
                 worker, code, why, ..
             }) => {
@@ -350,7 +350,7 @@ impl<'a> ElasticJob<'a> {
                         text.push_str(&line);
                     }
                 }
-                (code, Outcome::Failure, text)
+                (code, JobOutcome::Failure, text)
             }
         }
     }

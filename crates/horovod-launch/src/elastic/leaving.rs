@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::driver::{Driver, Phase};
+use super::driver::{Driver, WorkerPhase};
 use super::events::{Action, Time, WorkerId};
 
 /// How long a dismissed worker may take to end before it is stopped.
@@ -53,10 +53,10 @@ impl Driver {
                 continue;
             };
             // A worker that was never part of a round leaves at once; a member leaves when its time is over.
-            let is_due = w.phase == Phase::Member && now >= leave_by;
-            if is_new && w.phase == Phase::Starting {
+            let is_due = w.phase == WorkerPhase::Member && now >= leave_by;
+            if is_new && w.phase == WorkerPhase::Starting {
                 self.stop(id);
-            } else if is_new && w.phase == Phase::Waiting && !w.holds() {
+            } else if is_new && w.phase == WorkerPhase::Waiting && !w.holds() {
                 self.dismiss(
                     now,
                     id,
@@ -91,7 +91,9 @@ impl Driver {
         staying.sort_by_key(|id| self.precedence(*id));
         for id in staying.into_iter().rev().take(over) {
             match self.workers[&id].phase {
-                Phase::Waiting => self.dismiss(now, id, "there are as many as --max-np allows"),
+                WorkerPhase::Waiting => {
+                    self.dismiss(now, id, "there are as many as --max-np allows")
+                }
                 _ => self.stop(id),
             }
         }
@@ -104,7 +106,7 @@ impl Driver {
 
     /// Ends the newcomers, because the work is done.
     pub(super) fn wind_down(&mut self, now: Time) {
-        let newcomers: Vec<(WorkerId, Phase)> = self
+        let newcomers: Vec<(WorkerId, WorkerPhase)> = self
             .workers
             .iter()
             .filter(|(id, w)| self.rounds > 0 && !self.round.contains(id) && !w.is_going)
@@ -112,7 +114,7 @@ impl Driver {
             .collect();
         for (id, phase) in newcomers {
             match phase {
-                Phase::Waiting => self.dismiss(now, id, "the job has finished"),
+                WorkerPhase::Waiting => self.dismiss(now, id, "the job has finished"),
                 _ => self.stop(id),
             }
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::assignment;
-use super::driver::{Driver, Phase, WorkerProcess};
+use super::driver::{Driver, WorkerPhase, WorkerProcess};
 use super::events::{Action, Time, WorkerId};
 use super::hosts::Agent;
 
@@ -32,7 +32,7 @@ impl Driver {
 
     /// Forms the next round, if the present one is over and enough workers wait.
     pub(super) fn form(&mut self, now: Time) {
-        let is_inside = |w: &WorkerProcess| w.phase == Phase::Member;
+        let is_inside = |w: &WorkerProcess| w.phase == WorkerPhase::Member;
         if self.workers.values().any(is_inside) {
             return;
         }
@@ -48,7 +48,7 @@ impl Driver {
             let late = self
                 .workers
                 .values()
-                .any(|w| w.phase == Phase::Starting && w.stays());
+                .any(|w| w.phase == WorkerPhase::Starting && w.stays());
             let opening = self
                 .hosts
                 .iter()
@@ -82,7 +82,7 @@ impl Driver {
 
     /// Returns the workers that would form a round now, in the order of ranks, or `None` if there are too few.
     pub(super) fn choose(&self) -> Option<Vec<WorkerId>> {
-        let waits = |w: &WorkerProcess| w.phase == Phase::Waiting && !w.is_going;
+        let waits = |w: &WorkerProcess| w.phase == WorkerPhase::Waiting && !w.is_going;
         let was_in = |id: &WorkerId| self.round.contains(id);
         let mut chosen: Vec<WorkerId> = self
             .workers
@@ -154,9 +154,9 @@ impl Driver {
         let mut dismissed = Vec::new();
         for (id, w) in &mut self.workers {
             if chosen.contains(id) {
-                w.phase = Phase::Member;
+                w.phase = WorkerPhase::Member;
                 w.is_stale = false;
-            } else if w.phase == Phase::Waiting && !w.is_going {
+            } else if w.phase == WorkerPhase::Waiting && !w.is_going {
                 // The other workers continue without this one, so its training state becomes outdated.
                 w.is_stale = true;
                 if w.leave_by.is_some() {
@@ -194,7 +194,10 @@ impl Driver {
 
     /// Announces to a running round the workers that wait for it and the members that must leave it.
     pub(super) fn announce(&mut self, now: Time) {
-        let is_inside = self.workers.values().any(|w| w.phase == Phase::Member);
+        let is_inside = self
+            .workers
+            .values()
+            .any(|w| w.phase == WorkerPhase::Member);
         if self.is_finished || self.rounds == 0 || !is_inside {
             self.newcomer_since = None;
             return;
@@ -210,7 +213,7 @@ impl Driver {
             .workers
             .iter()
             .filter(|(id, w)| {
-                !in_round(id) && w.phase == Phase::Waiting && w.stays() && unknown(id)
+                !in_round(id) && w.phase == WorkerPhase::Waiting && w.stays() && unknown(id)
             })
             .map(|(id, _)| *id)
             .collect();
@@ -222,7 +225,7 @@ impl Driver {
             let more = self
                 .workers
                 .values()
-                .any(|w| w.phase == Phase::Starting && w.stays());
+                .any(|w| w.phase == WorkerPhase::Starting && w.stays());
             if !more || now >= since + NEWCOMER_WAIT {
                 kind |= ADDED;
                 self.announced.extend(newcomers);
@@ -261,7 +264,7 @@ impl Driver {
         let hung: Vec<WorkerId> = self
             .workers
             .iter()
-            .filter(|(_, w)| w.phase == Phase::Member && !w.is_going)
+            .filter(|(_, w)| w.phase == WorkerPhase::Member && !w.is_going)
             .map(|(id, _)| *id)
             .collect();
         if hung.is_empty() && !self.workers.values().any(|w| w.is_condemned) {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::driver::{Driver, Phase, WorkerProcess};
+use super::driver::{Driver, WorkerPhase, WorkerProcess};
 use super::events::{Time, WorkerId};
 
 /// How long a silent worker may take to show a sign of life. It may be slow, or the reporting members may be
@@ -35,7 +35,7 @@ impl Driver {
         let is_due = |w: &WorkerProcess| is_inside(w) && w.silent_until.is_some_and(|at| at <= now);
         let due = self.workers.iter().filter(|(_, w)| is_due(w));
         let due: Vec<WorkerId> = due.map(|(id, _)| *id).collect();
-        let waits = |w: &WorkerProcess| w.phase == Phase::Waiting && w.holds();
+        let waits = |w: &WorkerProcess| w.phase == WorkerPhase::Waiting && w.holds();
         let is_safe = !self.has_state || self.workers.values().any(waits);
         for id in due {
             let Some(w) = self.workers.get_mut(&id) else {
@@ -58,7 +58,7 @@ impl Driver {
 }
 
 fn is_inside(w: &WorkerProcess) -> bool {
-    w.phase == Phase::Member && !w.is_going
+    w.phase == WorkerPhase::Member && !w.is_going
 }
 
 #[cfg(test)]
@@ -98,7 +98,7 @@ mod tests {
                 training_state: 1,
             },
         );
-        assert_eq!(stopped(&mut driver), []);
+        assert_eq!(stopped(&mut driver), [0; 0]);
         assert_eq!(driver.next_deadline(), Some(at(13)));
         driver.handle_timeout(at(13));
         assert_eq!(stopped(&mut driver), [1]);
@@ -125,7 +125,7 @@ mod tests {
         );
         driver.handle(at(13), Event::Silent { worker: 0, by: 2 });
         driver.handle_timeout(at(60));
-        assert_eq!(stopped(&mut driver), []);
+        assert_eq!(stopped(&mut driver), [0; 0]);
     }
 
     #[test]
@@ -134,7 +134,7 @@ mod tests {
         driver.handle(at(10), Event::Silent { worker: 1, by: 0 });
         driver.handle(at(11), Event::Silent { worker: 0, by: 2 });
         driver.handle_timeout(at(20));
-        assert_eq!(stopped(&mut driver), []);
+        assert_eq!(stopped(&mut driver), [0; 0]);
         assert_eq!(driver.next_deadline(), Some(at(21)));
         driver.handle(
             at(30),

@@ -18,7 +18,7 @@ use crate::report::Cause;
 
 /// Where a process is, as the world knows it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Place {
+enum ProcessPlace {
     Importing,
     WaitingSet,
     /// In the round of this number.
@@ -31,7 +31,7 @@ enum Place {
 struct Process {
     host: String,
     local: u32,
-    place: Place,
+    place: ProcessPlace,
     training_state: u8,
     /// By a signal.
     is_stopped: bool,
@@ -252,7 +252,7 @@ impl World {
         let process = Process {
             host,
             local,
-            place: Place::Importing,
+            place: ProcessPlace::Importing,
             training_state: 0,
             is_stopped: false,
             is_ending: false,
@@ -323,13 +323,13 @@ impl World {
         let all_there = members.iter().all(|m| {
             self.processes
                 .get(m)
-                .is_some_and(|p| p.place == Place::WaitingSet)
+                .is_some_and(|p| p.place == ProcessPlace::WaitingSet)
         });
         self.members = members;
         let round = self.round;
         for member in self.members.clone() {
             if let Some(p) = self.processes.get_mut(&member) {
-                p.place = Place::Round(round);
+                p.place = ProcessPlace::Round(round);
             }
         }
         if all_there {
@@ -352,9 +352,9 @@ impl World {
             let Some(p) = self.processes.get_mut(&member) else {
                 continue;
             };
-            if p.place == Place::Round(round) {
+            if p.place == ProcessPlace::Round(round) {
                 if hangs {
-                    p.place = Place::Hangs;
+                    p.place = ProcessPlace::Hangs;
                     p.is_stopped = after < Duration::from_millis(400);
                 } else {
                     self.plan(after, Happening::Notices(member, round));
@@ -369,20 +369,20 @@ impl World {
         };
         process.is_ending = true;
         let was = process.place;
-        process.place = Place::Hangs;
+        process.place = ProcessPlace::Hangs;
         let after = self.dice.ms(1, 100);
         self.plan(after, Happening::Reaped(worker, status));
-        if was == Place::WaitingSet {
+        if was == ProcessPlace::WaitingSet {
             self.feed(Event::Away(worker));
         }
-        if was == Place::Round(self.round) && status != 0 {
+        if was == ProcessPlace::Round(self.round) && status != 0 {
             self.break_round();
         }
     }
 
     fn join(&mut self, worker: WorkerId, training_state: Option<u8>) {
         if let Some(p) = self.processes.get_mut(&worker) {
-            p.place = Place::WaitingSet;
+            p.place = ProcessPlace::WaitingSet;
             p.training_state = training_state.unwrap_or(p.training_state);
             let training_state = p.training_state;
             self.feed(Event::Joined {
@@ -402,7 +402,7 @@ impl World {
                 }
             }
             Happening::Imported(worker) => {
-                let importing = |p: &Process| p.place == Place::Importing && !p.is_ending;
+                let importing = |p: &Process| p.place == ProcessPlace::Importing && !p.is_ending;
                 if self.processes.get(&worker).is_some_and(importing) {
                     self.join(worker, None);
                 }
@@ -448,7 +448,7 @@ impl World {
                 }
             }
             Happening::Notices(worker, round) => {
-                let inside = |p: &Process| p.place == Place::Round(round) && !p.is_ending;
+                let inside = |p: &Process| p.place == ProcessPlace::Round(round) && !p.is_ending;
                 if self.processes.get(&worker).is_some_and(inside) {
                     // After a loss each goes back to its last commit.
                     let lost = self.members.iter().any(|m| !self.processes.contains_key(m));
@@ -457,7 +457,7 @@ impl World {
                 }
             }
             Happening::GivesUp(by, worker, round) => {
-                let lives = |p: &Process| p.place != Place::Hangs && !p.is_ending;
+                let lives = |p: &Process| p.place != ProcessPlace::Hangs && !p.is_ending;
                 if round == self.round && self.processes.get(&by).is_some_and(lives) {
                     self.feed(Event::Silent { worker, by });
                 }

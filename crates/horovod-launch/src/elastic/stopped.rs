@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::driver::{Driver, Phase, WorkerProcess};
+use super::driver::{Driver, WorkerPhase, WorkerProcess};
 use super::events::{Action, Time, WorkerId};
 
 /// Number of checks within the maximum silence; ranks send as many pings in that time.
@@ -21,7 +21,10 @@ impl Driver {
         let inside: Vec<WorkerId> = inside.map(|(id, _)| *id).collect();
         // A lone member has no neighbours to notice its silence, and a newcomer waits until members reach the next
         // round.
-        let has_newcomer = self.workers.values().any(|w| w.phase == Phase::Waiting);
+        let has_newcomer = self
+            .workers
+            .values()
+            .any(|w| w.phase == WorkerPhase::Waiting);
         let is_watched = self.rounds > 0 && (inside.len() == 1 || has_newcomer);
         let Some(limit) = self
             .silence_max
@@ -79,14 +82,14 @@ impl Driver {
     /// Returns whether the training state would survive without this worker, in another worker that waits for a round
     /// or is joining one.
     fn is_state_elsewhere(&self, worker: WorkerId) -> bool {
-        let has_come = |w: &WorkerProcess| w.phase == Phase::Waiting || !self.is_up;
+        let has_come = |w: &WorkerProcess| w.phase == WorkerPhase::Waiting || !self.is_up;
         let mut others = self.workers.iter().filter(|(id, _)| **id != worker);
         !self.has_state || others.any(|(_, w)| w.holds() && w.seen_stopped == 0 && has_come(w))
     }
 }
 
 fn is_inside(w: &WorkerProcess) -> bool {
-    w.phase == Phase::Member && !w.is_going
+    w.phase == WorkerPhase::Member && !w.is_going
 }
 
 #[cfg(test)]
@@ -168,9 +171,9 @@ mod tests {
         for minute in 0..5 {
             let begin = 1000 + 60 * minute;
             let (ended, _) = pass(&mut driver, begin..begin + 30, |worker| worker == 1);
-            assert_eq!(ended, []);
+            assert_eq!(ended, [0; 0]);
             let (ended, checks) = pass(&mut driver, begin + 30..begin + 60, |_| false);
-            assert_eq!(ended, []);
+            assert_eq!(ended, [0; 0]);
             assert!(checks > 0);
         }
     }
@@ -187,7 +190,7 @@ mod tests {
             },
         );
         let (ended, _) = pass(&mut driver, 1000..1300, |worker| worker > 0);
-        assert_eq!(ended, []);
+        assert_eq!(ended, [0; 0]);
         join(&mut driver, at(1300), 2);
         let (ended, _) = pass(&mut driver, 1300..1400, |worker| worker == 1);
         assert_eq!(ended, [1]);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::driver::{Driver, Failed, Phase, WorkerProcess};
+use super::driver::{Driver, Failed, WorkerPhase, WorkerProcess};
 use super::events::{Ending, TOO_FEW, Time, WorkerId};
 use super::hosts::Host;
 
@@ -117,7 +117,7 @@ impl Driver {
     pub(super) fn end_finished(&mut self) {
         let mut left = self.workers.iter().filter(|(id, _)| self.counts(**id));
         let in_vain =
-            |w: &WorkerProcess| self.rounds == 0 && w.phase == Phase::Waiting && !w.is_going;
+            |w: &WorkerProcess| self.rounds == 0 && w.phase == WorkerPhase::Waiting && !w.is_going;
         let name = self.finished.as_ref().map_or("", |f| f.name.as_str());
         let is_empty = left.clone().next().is_none();
         if !is_empty && left.all(|(_, w)| in_vain(w)) {
@@ -167,7 +167,7 @@ impl Driver {
 
     /// Returns a text with the number of ready workers, and the missing ones with their reasons.
     fn lack(&self) -> String {
-        let of = |phase: Phase| {
+        let of = |phase: WorkerPhase| {
             let workers = self.workers.iter();
             workers.filter(move |(_, w)| w.phase == phase && w.stays())
         };
@@ -175,9 +175,9 @@ impl Driver {
         let mut text = format!(
             "{} workers are needed ({option}), {} are ready",
             self.need(),
-            of(Phase::Waiting).count()
+            of(WorkerPhase::Waiting).count()
         );
-        let starting = of(Phase::Starting).count();
+        let starting = of(WorkerPhase::Starting).count();
         if starting > 0 {
             text.push_str(&format!(", {starting} started but have not called init"));
         }
@@ -185,7 +185,7 @@ impl Driver {
             0 => self.name(*id),
             _ => format!("{} (stopped by a signal)", self.name(*id)),
         };
-        let inside: Vec<String> = of(Phase::Member).map(named).collect();
+        let inside: Vec<String> = of(WorkerPhase::Member).map(named).collect();
         if !inside.is_empty() {
             let names = inside.join(", ");
             text.push_str(&format!(", not out of the last round: {names}"));

@@ -182,7 +182,7 @@ fn starts_as_many_as_there_are_slots_between_two_numbers() {
     };
     assert_eq!(counts(1, None).expect("enough"), [3, 1]);
     assert_eq!(counts(1, Some(3)).expect("enough"), [3]);
-    assert_eq!(counts(0, Some(0)).expect("enough"), []);
+    assert_eq!(counts(0, Some(0)).expect("enough"), [0; 0]);
     assert!(matches!(
         counts(5, None),
         Err(HostsError::Slots { wanted: 5, .. })

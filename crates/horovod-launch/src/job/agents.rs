@@ -8,7 +8,7 @@ use crate::args::Options;
 use crate::events::Event;
 use crate::frames::{FromAgent, JobSpec, RankSpec, Stop, ToAgent, Variables};
 use crate::launch::terminate_timeout_of;
-use crate::link::Stage;
+use crate::link::HostStage;
 use crate::mpi::Starter;
 use crate::rendezvous::Rendezvous;
 use crate::report::Cause;
@@ -71,14 +71,14 @@ impl Job<'_> {
                         "horovodrun: {name} answers and calls itself {hostname}"
                     ));
                 }
-                self.links[index].stage = Stage::Greeted;
-                if self.slowest() == Stage::Greeted {
+                self.links[index].stage = HostStage::Greeted;
+                if self.slowest() == HostStage::Greeted {
                     self.send_jobs();
                 }
             }
             FromAgent::Ready => {
-                self.links[index].stage = Stage::Ready;
-                if self.slowest() == Stage::Ready && self.state.start_errors.is_empty() {
+                self.links[index].stage = HostStage::Ready;
+                if self.slowest() == HostStage::Ready && self.state.start_errors.is_empty() {
                     self.start();
                 }
             }
@@ -111,7 +111,7 @@ impl Job<'_> {
                 }
             }
             FromAgent::Done => {
-                self.links[index].stage = Stage::Done;
+                self.links[index].stage = HostStage::Done;
                 // Agents that MPI's launcher has started all end together, after the job.
                 if self.options.mpi.starter == Starter::Own {
                     self.links[index].hang_up();
@@ -144,7 +144,7 @@ impl Job<'_> {
             self.ask(Stop::Terminate);
         } else {
             link.hang_up();
-            link.stage = Stage::Lost;
+            link.stage = HostStage::Lost;
             self.start_error(code, text);
         }
     }
@@ -173,7 +173,7 @@ impl Job<'_> {
             self.start_error(1, why);
             for link in &mut self.links {
                 link.hang_up();
-                link.stage = Stage::Lost;
+                link.stage = HostStage::Lost;
             }
             return;
         }
@@ -190,7 +190,7 @@ impl Job<'_> {
         if self.links[index].is_over() {
             return;
         }
-        self.links[index].stage = Stage::Lost;
+        self.links[index].stage = HostStage::Lost;
         let name = self.links[index].name().to_owned();
         if !self.state.is_running {
             let why = self.links[index].why_not_started();

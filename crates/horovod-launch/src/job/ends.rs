@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::Job;
-use crate::events::{End as JobEnd, Event, Outcome};
+use crate::events::{End as JobEnd, Event, JobOutcome};
 use crate::frames::ExitStatus;
 use crate::platform;
 use crate::report::{CONSEQUENCES, Cause, End, culprit, describe};
@@ -69,7 +69,7 @@ impl Job<'_> {
         }
     }
 
-    fn judge(&self) -> (u8, Outcome, Vec<String>) {
+    fn judge(&self) -> (u8, JobOutcome, Vec<String>) {
         let errors = &self.state.start_errors;
         let mut paragraphs: Vec<String> = errors.iter().map(|(_, text)| text.clone()).collect();
         let mut ends = self.state.ends.clone();
@@ -89,12 +89,12 @@ impl Job<'_> {
         }
         if let Some(signal) = self.state.interrupted_by {
             paragraphs.push(ended_by(signal));
-            return ((128 + signal) as u8, Outcome::Interrupted, paragraphs);
+            return ((128 + signal) as u8, JobOutcome::Interrupted, paragraphs);
         }
         match (errors.first(), culprit) {
-            (Some((code, _)), _) => (*code, Outcome::Failure, paragraphs),
-            (None, Some(culprit)) => (culprit.cause.code(), Outcome::Failure, paragraphs),
-            (None, None) => (0, Outcome::Success, paragraphs),
+            (Some((code, _)), _) => (*code, JobOutcome::Failure, paragraphs),
+            (None, Some(culprit)) => (culprit.cause.code(), JobOutcome::Failure, paragraphs),
+            (None, None) => (0, JobOutcome::Success, paragraphs),
         }
     }
 }

@@ -20,7 +20,7 @@ const MANY_HOSTS: usize = 64;
 
 /// Launchers that take the same options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum FamilyKind {
     /// Open MPI up to version 4.
     OpenMpi,
     /// Open MPI from version 5 on: its launcher is PRRTE's.
@@ -35,7 +35,7 @@ enum Kind {
 /// A launcher of this host.
 #[derive(Debug)]
 pub(super) struct Family {
-    kind: Kind,
+    kind: FamilyKind,
     program: PathBuf,
     /// Its name and version, as it says.
     banner: String,
@@ -93,7 +93,7 @@ impl Family {
                 return wrong("argument --jsrun: there is no jsrun on PATH");
             };
             return Ok(Self {
-                kind: Kind::Jsrun,
+                kind: FamilyKind::Jsrun,
                 program,
                 banner: "LSF".to_owned(),
             });
@@ -142,14 +142,16 @@ impl Family {
         let mut line = Line::default();
         line.add([&self.program]);
         match self.kind {
-            Kind::OpenMpi | Kind::Prrte | Kind::Spectrum => {
+            FamilyKind::OpenMpi | FamilyKind::Prrte | FamilyKind::Spectrum => {
                 self.open_mpi(&mut line, options, hosts, binding);
             }
-            Kind::Hydra | Kind::Intel => self.hydra(&mut line, options, hosts, binding)?,
-            Kind::Jsrun => jsrun(&mut line, options, hosts, binding)?,
+            FamilyKind::Hydra | FamilyKind::Intel => {
+                self.hydra(&mut line, options, hosts, binding)?
+            }
+            FamilyKind::Jsrun => jsrun(&mut line, options, hosts, binding)?,
         }
         match self.kind {
-            Kind::Jsrun => {}
+            FamilyKind::Jsrun => {}
             _ => line.add(args),
         }
         line.add([program]);
@@ -164,7 +166,7 @@ impl Family {
         hosts: &[Host],
         binding: Option<Vec<String>>,
     ) {
-        let is_prrte = self.kind == Kind::Prrte;
+        let is_prrte = self.kind == FamilyKind::Prrte;
         // PRRTE has the parameters of the launcher itself, which Open MPI 4 keeps with its own.
         let (of_launcher, ssh) = match is_prrte {
             true => ("--prtemca", "plm_ssh"),
@@ -175,12 +177,12 @@ impl Family {
         line.add(["-H".to_owned(), list(hosts)]);
         match (binding, self.kind) {
             (Some(words), _) => line.add(words),
-            (None, Kind::Spectrum) => {
+            (None, FamilyKind::Spectrum) => {
                 line.add("-bind-to socket -map-by socket -rank-by core".split(' '));
             }
             (None, _) => line.add("--bind-to none --map-by slot".split(' ')),
         }
-        if self.kind == Kind::Spectrum && options.mpi.tcp {
+        if self.kind == FamilyKind::Spectrum && options.mpi.tcp {
             line.add(["-tcp"]);
         }
         if hosts.len() >= MANY_HOSTS {
@@ -213,7 +215,7 @@ impl Family {
         binding: Option<Vec<String>>,
     ) -> Result<(), LaunchError> {
         line.add(["-np".to_owned(), count(hosts).to_string()]);
-        if self.kind == Kind::Intel {
+        if self.kind == FamilyKind::Intel {
             let slots = equal_slots(hosts, "Intel MPI's -ppn", "")?;
             let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
             line.add(["-ppn".to_owned(), slots.to_string()]);
@@ -223,7 +225,7 @@ impl Family {
         }
         match (binding, self.kind) {
             (Some(words), _) => line.add(words),
-            (None, Kind::Intel) => {}
+            (None, FamilyKind::Intel) => {}
             (None, _) => line.add(["-bind-to", "none"]),
         }
         match &options.network_interfaces[..] {
@@ -239,7 +241,7 @@ impl Family {
         }
         if let Some(words) = ssh_words(options) {
             let name = match self.kind {
-                Kind::Intel => "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS",
+                FamilyKind::Intel => "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS",
                 _ => "HYDRA_LAUNCHER_EXTRA_ARGS",
             };
             line.env.push((name, words));
@@ -317,7 +319,7 @@ fn start_of(text: &str) -> String {
 }
 
 /// The kind, and its name and version for messages.
-fn recognise(text: &str) -> Option<(Kind, String)> {
+fn recognise(text: &str) -> Option<(FamilyKind, String)> {
     let line = |word: &&str| text.lines().find(|line| line.contains(*word));
     let found = |words: &[&str]| words.iter().find_map(line);
     let last_word = |line: &str| {
@@ -328,7 +330,7 @@ fn recognise(text: &str) -> Option<(Kind, String)> {
     };
     if let Some(banner) = found(&["Spectrum MPI"]) {
         return Some((
-            Kind::Spectrum,
+            FamilyKind::Spectrum,
             format!("Spectrum MPI {}", last_word(banner)),
         ));
     }
@@ -336,17 +338,20 @@ fn recognise(text: &str) -> Option<(Kind, String)> {
         let version = last_word(banner);
         let major: Option<u32> = version.split('.').next().and_then(|v| v.parse().ok());
         let kind = match major {
-            Some(5..) => Kind::Prrte,
-            _ => Kind::OpenMpi,
+            Some(5..) => FamilyKind::Prrte,
+            _ => FamilyKind::OpenMpi,
         };
         return Some((kind, format!("Open MPI {version}")));
     }
     if let Some(banner) = found(&["Intel(R) MPI"]) {
-        return Some((Kind::Intel, banner.trim().to_owned()));
+        return Some((FamilyKind::Intel, banner.trim().to_owned()));
     }
     found(&["MPICH", "HYDRA", "MVAPICH"])?;
     let version = found(&["Version:"]).map(last_word).unwrap_or_default();
-    Some((Kind::Hydra, format!("Hydra {version}").trim().to_owned()))
+    Some((
+        FamilyKind::Hydra,
+        format!("Hydra {version}").trim().to_owned(),
+    ))
 }
 
 fn on_path(name: &str) -> Option<PathBuf> {

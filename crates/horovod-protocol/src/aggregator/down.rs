@@ -1,6 +1,6 @@
 //! The aggregator's handling of decisions: learns from them and passes them on.
 
-use super::{Aggregator, AggregatorAction, Arc, Phase, RankSet, SetKey, Slot, Violation};
+use super::{Aggregator, AggregatorAction, AggregatorPhase, Arc, RankSet, SetKey, Slot, Violation};
 use crate::lost::PeerLost;
 use crate::message::{Item, Response, SlotRun, ToWorker};
 use crate::slots::blocks_of;
@@ -109,12 +109,12 @@ impl Aggregator {
             }
             Response::Joined { .. } => self.transparent = false,
             Response::Shutdown { .. } => {
-                if matches!(self.phase, Phase::Running) {
-                    self.phase = Phase::Stopping(RankSet::default());
+                if matches!(self.phase, AggregatorPhase::Running) {
+                    self.phase = AggregatorPhase::Stopping(RankSet::default());
                     self.outbox.clear();
                 }
             }
-            Response::Stopped | Response::Lost(_) => self.phase = Phase::Over,
+            Response::Stopped | Response::Lost(_) => self.phase = AggregatorPhase::Over,
             Response::Tuned { .. } => {}
         }
         Ok(None)

@@ -1,6 +1,6 @@
 //! The end of a job: an orderly shutdown on all ranks, or an end by the loss of a rank.
 
-use super::{Coordinator, CoordinatorAction, Phase};
+use super::{Coordinator, CoordinatorAction, CoordinatorPhase};
 use crate::error::StopReason;
 use crate::lost::PeerLost;
 use crate::message::{Response, ToWorker};
@@ -18,7 +18,7 @@ impl Coordinator {
     /// Shuts the job down because it cannot or must not continue. `by` is the rank to blame.
     pub fn give_up(&mut self, now: Time, by: Rank, why: StopReason) {
         self.now = self.now.max(now);
-        if matches!(self.phase, Phase::Running) {
+        if matches!(self.phase, CoordinatorPhase::Running) {
             self.stop(by, why.clipped());
         }
     }
@@ -26,15 +26,15 @@ impl Coordinator {
     /// Shuts all ranks down. Operations agreed before are still carried out.
     pub(super) fn stop(&mut self, by: Rank, why: StopReason) {
         self.answer(Arc::clone(&self.everybody), Response::Shutdown { by, why });
-        self.phase = Phase::Stopping(RankSet::default());
+        self.phase = CoordinatorPhase::Stopping(RankSet::default());
     }
 
     /// Ends the generation and informs every rank except the lost one.
     pub(super) fn end(&mut self, lost: &PeerLost, except: Option<Rank>) {
-        if matches!(self.phase, Phase::Over) {
+        if matches!(self.phase, CoordinatorPhase::Over) {
             return;
         }
-        self.phase = Phase::Over;
+        self.phase = CoordinatorPhase::Over;
         self.ready.clear();
         let response = Arc::new(Response::Lost(lost.clone().clipped()));
         let links = &self.sets.links;

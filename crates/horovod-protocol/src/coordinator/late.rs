@@ -1,13 +1,13 @@
 //! Late requests, which some members have sent and others have not: their reports, and queries about them.
 
-use super::{Coordinator, CoordinatorAction, Entry, Phase};
+use super::{Coordinator, CoordinatorAction, CoordinatorPhase, Entry};
 use crate::error::StopReason;
 use crate::join::Joins;
 use crate::lookup::Slab;
 use crate::process_sets::SetTable;
 use crate::rank_set::RankSet;
 use crate::slots::slots_of;
-use crate::stall::{StallReport, StalledRequest, Waiting};
+use crate::stall::{StallReport, StalledRequest, WaitingRequest};
 use crate::types::{Rank, Time};
 
 impl Coordinator {
@@ -18,7 +18,7 @@ impl Coordinator {
     }
 
     pub(super) fn check_stalls(&mut self) {
-        if !matches!(self.phase, Phase::Running) || !self.stall.due(self.now) {
+        if !matches!(self.phase, CoordinatorPhase::Running) || !self.stall.due(self.now) {
             return;
         }
         let next = self.pend_late();
@@ -67,7 +67,7 @@ impl Coordinator {
     /// even a later one of the same name.
     pub fn incomplete(&mut self, now: Time, before: Time) -> Vec<(u64, StalledRequest)> {
         self.now = self.now.max(now);
-        if !matches!(self.phase, Phase::Running) {
+        if !matches!(self.phase, CoordinatorPhase::Running) {
             return Vec::new();
         }
         self.pend_waiting(|since| since <= before);
@@ -84,7 +84,7 @@ impl Coordinator {
     /// has not forwarded yet count as missing.
     pub fn lacks_any(&mut self, ranks: impl IntoIterator<Item = Rank>) -> bool {
         let ranks: RankSet = ranks.into_iter().collect();
-        if !matches!(self.phase, Phase::Running) {
+        if !matches!(self.phase, CoordinatorPhase::Running) {
             return false;
         }
         let (sets, joins) = (&self.sets, &self.joins);
@@ -113,13 +113,13 @@ pub(super) fn waiting<'a>(
     entries: &'a mut Slab<Entry>,
     sets: &'a SetTable,
     joins: &'a Joins,
-) -> impl Iterator<Item = (u64, Waiting<'a>)> {
+) -> impl Iterator<Item = (u64, WaitingRequest<'a>)> {
     entries.iter_mut().filter_map(move |(_, entry)| {
         let pending = entry.pending.as_mut()?;
         let set = sets.get(entry.set)?;
         Some((
             pending.order,
-            Waiting {
+            WaitingRequest {
                 set: set.id,
                 name: &entry.name,
                 members: &set.members,

@@ -1,6 +1,6 @@
 //! The settings of the negotiation, and their changes at run time.
 
-use super::{Coordinator, Phase, Ready};
+use super::{Coordinator, CoordinatorPhase, Ready};
 use crate::limits::TUNED_VALUES_MAX;
 use crate::types::Generation;
 
@@ -73,7 +73,7 @@ impl Coordinator {
             "{} tuned values",
             values.len()
         );
-        if matches!(self.phase, Phase::Running) {
+        if matches!(self.phase, CoordinatorPhase::Running) {
             self.urgent = true;
             self.push_ready(Ready::Tuned(values.into()));
         }

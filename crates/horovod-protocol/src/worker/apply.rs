@@ -1,6 +1,6 @@
 //! The worker's handling of the coordinator's decisions.
 
-use super::{Cached, Entry, State, Violation, Worker, WorkerSet};
+use super::{Cached, Entry, Violation, Worker, WorkerSet, WorkerState};
 use crate::action::{Completion, ExecItem, Execution, WorkerAction};
 use crate::error::{OpError, StopReason, listed};
 use crate::limits::FUSED_ITEMS_MAX;
@@ -14,7 +14,7 @@ impl Worker {
     /// Handles a message of the coordinator.
     pub fn handle_message(&mut self, msg: &ToWorker) {
         // A message of another generation is only late, not an error.
-        if msg.generation != self.cfg.generation || matches!(self.state, State::Over(_)) {
+        if msg.generation != self.cfg.generation || matches!(self.state, WorkerState::Over(_)) {
             return;
         }
         let checked = self.apply(msg);
@@ -98,7 +98,7 @@ impl Worker {
                 Ok(())
             }
             Response::Stopped => match &self.state {
-                State::Stopping { .. } => {
+                WorkerState::Stopping { .. } => {
                     self.stop();
                     Ok(())
                 }
@@ -157,6 +157,7 @@ impl Worker {
             .checked_sub(absent.len())
             .ok_or("too many absent members")?;
         let run = Run {
+            seq: *seq,
             set: id,
             op,
             device: *device,
@@ -172,13 +173,13 @@ impl Worker {
                 Item::Slots(slots) => {
                     exec_items.reserve(FUSED_ITEMS_MAX.min(slots.len as usize));
                     for slot in slots.slots() {
-                        let (item, own) = self.run_slot(&run, *seq, slot, &[])?;
+                        let (item, own) = self.run_slot(&run, slot, &[])?;
                         exec_items.push(item);
                         tag = own;
                     }
                 }
                 Item::GatherSlot { slot, first_dims } => {
-                    exec_items.push(self.run_slot(&run, *seq, *slot, first_dims)?.0);
+                    exec_items.push(self.run_slot(&run, *slot, first_dims)?.0);
                 }
                 Item::New {
                     name,
@@ -186,7 +187,7 @@ impl Worker {
                     slot,
                     first_dims,
                 } => {
-                    exec_items.push(self.run_new(&run, *seq, name, tensors, *slot, first_dims)?);
+                    exec_items.push(self.run_new(&run, name, tensors, *slot, first_dims)?);
                 }
             }
         }
@@ -216,7 +217,6 @@ impl Worker {
     fn run_slot(
         &mut self,
         run: &Run<'_>,
-        seq: Seq,
         slot: Slot,
         first_dims: &[u64],
     ) -> Result<(ExecItem, Option<OperationTag>), Violation> {
@@ -234,7 +234,7 @@ impl Worker {
             return Err("used a slot of another process set");
         }
         let tag = cached.tag();
-        cached.last = Some(seq);
+        cached.last = Some(run.seq);
         let (id, signature) = if run.absent {
             (None, &cached.signature)
         } else {
@@ -261,7 +261,6 @@ impl Worker {
     fn run_new(
         &mut self,
         run: &Run<'_>,
-        seq: Seq,
         name: &Arc<str>,
         tensors: &Arc<[TensorMeta]>,
         slot: Option<Slot>,
@@ -316,7 +315,7 @@ impl Worker {
                 entry.cached = Some(Cached {
                     slot,
                     signature: pending.signature,
-                    last: Some(seq),
+                    last: Some(run.seq),
                 });
             }
             None => self.forget_if_unused(index),
@@ -424,7 +423,10 @@ impl Worker {
     }
 
     fn on_shutdown(&mut self, by: Rank, why: &StopReason) {
-        if matches!(self.state, State::Stopping { .. } | State::Over(_)) {
+        if matches!(
+            self.state,
+            WorkerState::Stopping { .. } | WorkerState::Over(_)
+        ) {
             return;
         }
         let why = why.clone();
@@ -440,30 +442,30 @@ impl Worker {
         self.fail_pending(&error, None);
         self.outbox.clear();
         self.outbox.push(Submission::ShutdownAck, 1);
-        self.state = State::Stopping { by, why };
+        self.state = WorkerState::Stopping { by, why };
     }
 
     fn stop(&mut self) {
-        if let State::Stopping { by, why } = &self.state {
+        if let WorkerState::Stopping { by, why } = &self.state {
             let (by, why) = (*by, why.clone());
             self.actions.push_back(WorkerAction::ShutDown {
                 by,
                 why: why.clone(),
             });
             let pending = String::new();
-            self.state = State::Over(OpError::Stopped { by, why, pending });
+            self.state = WorkerState::Over(OpError::Stopped { by, why, pending });
         }
     }
 
     pub(super) fn end(&mut self, lost: PeerLost) {
         match self.state {
-            State::Over(_) => {}
-            State::Stopping { .. } => self.stop(),
-            State::Running | State::Asked(_) => {
+            WorkerState::Over(_) => {}
+            WorkerState::Stopping { .. } => self.stop(),
+            WorkerState::Running | WorkerState::Asked(_) => {
                 let error = OpError::Lost(Box::new(lost.clone()));
                 self.fail_pending(&error, None);
                 self.outbox.clear();
-                self.state = State::Over(error);
+                self.state = WorkerState::Over(error);
                 self.actions.push_back(WorkerAction::Abort(lost));
             }
         }
@@ -501,6 +503,7 @@ impl Worker {
 
 /// Common properties of the items of one execution.
 struct Run<'a> {
+    seq: Seq,
     set: ProcessSetId,
     op: &'a Op,
     device: Device,

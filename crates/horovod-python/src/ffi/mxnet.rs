@@ -87,10 +87,12 @@ pub(crate) unsafe extern "C" fn horovod_mxnet_push(
                 arrays(library, list(outputs, count))?,
             )
         };
+        let named = Named {
+            prefix: prefix.unwrap_or_default().to_owned(),
+            name: name.unwrap_or_default().to_owned(),
+            set: ProcessSetId(operation.process_set),
+        };
         let op = op_of(operation).map_err(|e| e.to_string())?;
-        let set = ProcessSetId(operation.process_set);
-        let (prefix, name) = (prefix.unwrap_or_default(), name.unwrap_or_default());
-        let (prefix, name) = (prefix.to_owned(), name.to_owned());
         for input in &inputs {
             input.push_reorder();
         }
@@ -102,10 +104,10 @@ pub(crate) unsafe extern "C" fn horovod_mxnet_push(
         };
         let pending = Box::into_raw(Box::new(Pending {
             library,
-            name: c_string(&format!("{prefix}.{name}")),
+            name: c_string(&format!("{}.{}", named.prefix, named.name)),
             submit: Some(Box::new(move |on_complete| {
                 let end = move |error| on_complete.call(library, error);
-                submit(&prefix, &name, op, set, inputs, outputs, end)
+                submit(&named, op, inputs, outputs, end)
             })),
         }));
         // SAFETY: the handles are the operation's own, no storage is listed twice, for the operation would wait for
@@ -158,16 +160,22 @@ unsafe extern "C" fn run(_: *mut c_void, on_complete: *const OnComplete, pending
     }
 }
 
+/// An operation is known by these.
+struct Named {
+    prefix: String,
+    name: String,
+    set: ProcessSetId,
+}
+
 /// Hands an operation to the core; `end` is called with why it failed, if it did.
 fn submit(
-    prefix: &str,
-    name: &str,
+    named: &Named,
     op: Op,
-    set: ProcessSetId,
     inputs: Vec<Array>,
     outputs: Vec<Array>,
     end: impl FnOnce(Option<String>) + Send + 'static,
 ) -> Result<(), String> {
+    let Named { prefix, name, set } = named;
     let engine = horovod_engine::engine().map_err(|e| e.to_string())?;
     let kept = Arc::new((inputs, outputs));
     let mut tensors = Vec::with_capacity(kept.0.len());
@@ -185,7 +193,7 @@ fn submit(
         return Err("Arrays of a group share memory, so they cannot be reduced in place beside each other: pass a \
                     copy() of one, or use the form that returns new arrays.".into());
     }
-    let submission = Submission::new(prefix, Some(name), op, set, Tensors::from(tensors))
+    let submission = Submission::new(prefix, Some(name), op, *set, Tensors::from(tensors))
         .calling(Box::new(|result| end(result.err().map(|e| e.to_string()))));
     let submitted = engine.as_guest(|engine| engine.submit(submission));
     submitted.map(drop).map_err(|e| e.to_string())

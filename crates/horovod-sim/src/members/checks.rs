@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use horovod_launch::elastic::{Ending, WorkerId};
 use horovod_transport::rendezvous::RankAssignment;
 
-use super::process::{Process, Stage};
+use super::process::{Process, ProcessStage};
 use super::script::{Model, TrainingState};
 use super::world::{HEARTBEAT_TIMEOUT, Happening, SECOND, World};
 use crate::trace::Digest;
@@ -274,7 +274,7 @@ impl World {
         let waits = |(worker, process): &(&WorkerId, &Process)| {
             let host = &self.hosts[process.host];
             let since = match process.stage {
-                Stage::AtRendezvous(since) => since,
+                ProcessStage::AtRendezvous(since) => since,
                 _ => return false,
             };
             since < waits_long && stays(worker) && !host.cut_in && !host.cut_out

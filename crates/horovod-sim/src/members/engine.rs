@@ -12,7 +12,7 @@ use horovod_protocol::{
 };
 
 use super::links::{LinkId, Message, Route};
-use super::process::{Roster, Stage};
+use super::process::{ProcessStage, Roster};
 use super::world::{Happening, MS, World};
 use crate::trace::Digest;
 
@@ -198,7 +198,7 @@ impl World {
     pub(super) fn become_member(&mut self, worker: WorkerId, roster: &Roster) {
         if let Some(process) = self.processes.get_mut(&worker) {
             process.engine = Some(Engine::new(roster));
-            process.stage = Stage::Member;
+            process.stage = ProcessStage::Member;
         }
         self.ledger.ranks_max = self.ledger.ranks_max.max(roster.members.len());
         self.begin_generation(worker);

@@ -5,6 +5,12 @@ use horovod_launch::elastic::WorkerId;
 use super::links::{LinkId, Message};
 use super::world::{HEARTBEAT_TIMEOUT, Happening, MS, SECOND, TCP_TIMEOUT, World};
 
+/// Directions, seen from a host, in which nothing passes.
+struct Directions {
+    inward: bool,
+    outward: bool,
+}
+
 /// Faults that are planned, besides those at special points.
 const PLANNED_MAX: u64 = 9;
 /// When everything that was cut off has been given up by everybody.
@@ -86,7 +92,11 @@ impl World {
                 }
             }
             Fault::PowerLoss(time) => {
-                if self.cut(host, true, true, time) {
+                let both = Directions {
+                    inward: true,
+                    outward: true,
+                };
+                if self.cut(host, both, time) {
                     self.lose_power(host);
                 }
             }
@@ -95,7 +105,7 @@ impl World {
                 outward,
                 time,
             } => {
-                self.cut(host, inward, outward, time);
+                self.cut(host, Directions { inward, outward }, time);
             }
             Fault::AgentLost => {
                 if let Some(agent) = self.hosts[host].agent {
@@ -131,13 +141,13 @@ impl World {
         }
     }
 
-    fn cut(&mut self, host: usize, inward: bool, outward: bool, time: u64) -> bool {
+    fn cut(&mut self, host: usize, cut: Directions, time: u64) -> bool {
         let it = &mut self.hosts[host];
         if it.cut_in || it.cut_out {
             return false;
         }
         it.cuts += 1;
-        (it.cut_in, it.cut_out) = (inward, outward);
+        (it.cut_in, it.cut_out) = (cut.inward, cut.outward);
         let cut = it.cuts;
         for how_long in [HEARTBEAT_TIMEOUT, TCP_TIMEOUT] {
             self.after(how_long, Happening::CutLasts(host, cut, how_long));

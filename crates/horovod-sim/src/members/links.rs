@@ -7,7 +7,7 @@ use horovod_launch::elastic::WorkerId;
 use super::world::{Happening, World};
 
 /// A host, or the launcher's own, which nothing happens to.
-pub(super) type Place = Option<usize>;
+pub(super) type LinkPlace = Option<usize>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LinkId {
@@ -42,8 +42,8 @@ pub(super) enum Message {
 
 #[derive(Debug)]
 pub(super) struct Link {
-    from: Place,
-    to: Place,
+    from: LinkPlace,
+    to: LinkPlace,
     queue: VecDeque<Message>,
     /// Deliveries that wait for the way to be open again.
     blocked: usize,
@@ -54,14 +54,14 @@ pub(super) struct Link {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Route {
     /// Sender.
-    pub(super) from: Place,
+    pub(super) from: LinkPlace,
     /// Receiver.
-    pub(super) to: Place,
+    pub(super) to: LinkPlace,
 }
 
 impl World {
     /// Whether bytes get from one place to another.
-    pub(super) fn is_open(&self, from: Place, to: Place) -> bool {
+    pub(super) fn is_open(&self, from: LinkPlace, to: LinkPlace) -> bool {
         let leaves = from.is_none_or(|host| !self.hosts[host].cut_out);
         let enters = to.is_none_or(|host| !self.hosts[host].cut_in);
         from == to || (leaves && enters)

@@ -16,7 +16,7 @@ const FAILED_MAX: u32 = 3;
 
 /// Where a process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum ProcessStage {
     Importing,
     /// Looks for the rendezvous, until then.
     Dialing(u64),
@@ -47,7 +47,7 @@ pub(super) struct Process {
     pub(super) host: usize,
     pub(super) local: u32,
     pub(super) agent: u64,
-    pub(super) stage: Stage,
+    pub(super) stage: ProcessStage,
     /// Counts its stages, so that what was planned for an earlier one does not happen.
     pub(super) epoch: u64,
     pub(super) client: Option<u64>,
@@ -70,7 +70,7 @@ impl World {
             host,
             local,
             agent,
-            stage: Stage::Importing,
+            stage: ProcessStage::Importing,
             epoch: 0,
             client: None,
             failed: 0,
@@ -94,7 +94,7 @@ impl World {
         }
     }
 
-    fn enter(&mut self, worker: WorkerId, stage: Stage, delay: u64) {
+    fn enter(&mut self, worker: WorkerId, stage: ProcessStage, delay: u64) {
         if let Some(process) = self.processes.get_mut(&worker) {
             process.stage = stage;
             self.goes_after(worker, delay);
@@ -109,18 +109,18 @@ impl World {
             return;
         }
         match process.stage {
-            Stage::Importing => self.dial(worker),
-            Stage::Dialing(until) => self.try_rendezvous(worker, until),
+            ProcessStage::Importing => self.dial(worker),
+            ProcessStage::Dialing(until) => self.try_rendezvous(worker, until),
             // It has waited there for longer than the launcher would.
-            Stage::AtRendezvous(_) => self.exit(worker, 1),
-            Stage::Preparing(until) => {
+            ProcessStage::AtRendezvous(_) => self.exit(worker, 1),
+            ProcessStage::Preparing(until) => {
                 self.send_to_rendezvous(worker, &WorkerMessage::Ready);
                 let left = until.saturating_sub(self.now);
-                self.enter(worker, Stage::Ready(until), left);
+                self.enter(worker, ProcessStage::Ready(until), left);
             }
-            Stage::Ready(_) => self.tries_again(worker),
-            Stage::Linking(until) => self.try_links(worker, until),
-            Stage::Member => self.script_goes_on(worker),
+            ProcessStage::Ready(_) => self.tries_again(worker),
+            ProcessStage::Linking(until) => self.try_links(worker, until),
+            ProcessStage::Member => self.script_goes_on(worker),
         }
     }
 
@@ -136,7 +136,7 @@ impl World {
         self.hang_up(worker);
         let until = self.now + self.connect_timeout;
         let after = self.rng.below(10 * MS);
-        self.enter(worker, Stage::Dialing(until), after);
+        self.enter(worker, ProcessStage::Dialing(until), after);
     }
 
     fn hang_up(&mut self, worker: WorkerId) {
@@ -180,7 +180,7 @@ impl World {
             fan_out: self.fan_out,
         };
         self.send_to_rendezvous(worker, &join);
-        let at_rendezvous = Stage::AtRendezvous(self.now);
+        let at_rendezvous = ProcessStage::AtRendezvous(self.now);
         self.enter(worker, at_rendezvous, 2 * TIMEOUT + self.connect_timeout);
     }
 
@@ -231,10 +231,10 @@ impl World {
                 self.enrol(worker, generation, &members, rank, fan_out);
             }
             Some(ServerMessage::Table(_)) => {
-                if let Stage::Ready(until) = process.stage {
+                if let ProcessStage::Ready(until) = process.stage {
                     self.fate_at(worker, "the table");
                     let after = self.between(MS, 100 * MS);
-                    self.enter(worker, Stage::Linking(until), after);
+                    self.enter(worker, ProcessStage::Linking(until), after);
                 }
             }
             Some(ServerMessage::PeerDied(rank)) if !is_joining => self.on_death(worker, rank),
@@ -296,7 +296,7 @@ impl World {
         self.fate_at(worker, "the roster");
         let after = self.between(MS, 50 * MS);
         let until = self.now + self.connect_timeout;
-        self.enter(worker, Stage::Preparing(until), after);
+        self.enter(worker, ProcessStage::Preparing(until), after);
     }
 
     fn try_links(&mut self, worker: WorkerId, until: u64) {

@@ -82,7 +82,7 @@ pub(super) struct Host {
 
 /// How a job went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct JobResult {
     /// It came to its good end.
     pub is_success: bool,
     /// Rounds that came to stand.
@@ -148,7 +148,7 @@ pub(super) struct World {
 }
 
 /// Runs the job of this seed.
-pub(super) fn run(seed: u64, limits: &JobLimits) -> Result<Outcome, Failure> {
+pub(super) fn run(seed: u64, limits: &JobLimits) -> Result<JobResult, Failure> {
     let mut world = World::new(seed, limits);
     world.run();
     match world.failure.take() {
@@ -336,8 +336,8 @@ impl World {
         Duration::from_nanos(self.now)
     }
 
-    fn outcome(&self) -> Outcome {
-        Outcome {
+    fn outcome(&self) -> JobResult {
+        JobResult {
             is_success: self.ending == Some(Ending::Success),
             rounds: self.ledger.rounds,
             ranks_max: self.ledger.ranks_max,

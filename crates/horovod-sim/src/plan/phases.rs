@@ -1,7 +1,7 @@
 //! Phases of a plan: ordinary work, joins, changes of the process sets, work that never finishes.
 
 use super::requests::{has_own_rows, mistake, own_form, random};
-use super::{Expected, Phase};
+use super::{Expected, RequestPhase};
 use crate::rng::Rng;
 use horovod_protocol::{Device, MemoryOrder, Op, OpErrorKind, ProcessSetId, Rank, Request, Shape};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -35,7 +35,7 @@ impl Maker {
         }
     }
 
-    pub(super) fn any_phase(&mut self, rng: &mut Rng) -> Phase {
+    pub(super) fn any_phase(&mut self, rng: &mut Rng) -> RequestPhase {
         match rng.below(10) {
             0..=5 => {
                 let drafts = self.work(rng, None);
@@ -47,7 +47,7 @@ impl Maker {
     }
 
     /// A barrier of all ranks and nothing else.
-    pub(super) fn common_phase(&mut self, rng: &mut Rng) -> Phase {
+    pub(super) fn common_phase(&mut self, rng: &mut Rng) -> RequestPhase {
         let barrier = self.plain("barrier.noname", Op::Barrier);
         let asked = (0..self.size)
             .map(|rank| (Rank(rank), barrier.clone()))
@@ -63,7 +63,7 @@ impl Maker {
     }
 
     /// Work that lacks a member each, so that only the shutdown ends it.
-    pub(super) fn unfinished_phase(&mut self, rng: &mut Rng) -> Phase {
+    pub(super) fn unfinished_phase(&mut self, rng: &mut Rng) -> RequestPhase {
         let mut drafts = self.work(rng, None);
         drafts.retain_mut(|draft| {
             draft.expected = Expected::Fail {
@@ -145,7 +145,7 @@ impl Maker {
     }
 
     /// Every rank leaves some work out and joins.
-    fn join_phase(&mut self, rng: &mut Rng) -> Phase {
+    fn join_phase(&mut self, rng: &mut Rng) -> RequestPhase {
         let mut drafts = self.work(rng, None);
         for draft in &mut drafts {
             let members = draft.asked.len();
@@ -189,7 +189,7 @@ impl Maker {
     }
 
     /// A set comes or goes while there is other work.
-    fn set_phase(&mut self, rng: &mut Rng) -> Phase {
+    fn set_phase(&mut self, rng: &mut Rng) -> RequestPhase {
         if rng.chance(60) {
             self.add_phase(rng)
         } else {
@@ -197,7 +197,7 @@ impl Maker {
         }
     }
 
-    fn add_phase(&mut self, rng: &mut Rng) -> Phase {
+    fn add_phase(&mut self, rng: &mut Rng) -> RequestPhase {
         let mut drafts = self.work(rng, None);
         let mut ranks: Vec<Rank> = (0..self.size)
             .map(Rank)
@@ -242,7 +242,7 @@ impl Maker {
         self.phase(rng, drafts, &[])
     }
 
-    fn remove_phase(&mut self, rng: &mut Rng) -> Phase {
+    fn remove_phase(&mut self, rng: &mut Rng) -> RequestPhase {
         let ids: Vec<ProcessSetId> = self.sets.keys().copied().collect();
         let set = if rng.chance(80) {
             *rng.pick(&ids)
@@ -290,7 +290,7 @@ impl Maker {
     }
 
     /// Puts drafts into the order in which each rank asks; `last` come after all others.
-    fn phase(&self, rng: &mut Rng, drafts: Vec<Draft>, last: &[Draft]) -> Phase {
+    fn phase(&self, rng: &mut Rng, drafts: Vec<Draft>, last: &[Draft]) -> RequestPhase {
         let mut steps: Vec<Vec<(usize, Request)>> = vec![Vec::new(); self.size as usize];
         let same_order = rng.chance(50);
         let mut expected = Vec::new();
@@ -309,7 +309,7 @@ impl Maker {
             }
             expected.push(draft.expected.clone());
         }
-        Phase { steps, expected }
+        RequestPhase { steps, expected }
     }
 }
 

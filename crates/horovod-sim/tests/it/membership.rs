@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use crate::seeds::seeds;
-use horovod_sim::{JobLimits, Outcome, run_job_seed};
+use horovod_sim::{JobLimits, JobResult, run_job_seed};
 
 /// Runs these seeds; the first failure is shown with its story.
-fn check(seeds: impl Iterator<Item = u64>, limits: &JobLimits) -> Vec<Outcome> {
+fn check(seeds: impl Iterator<Item = u64>, limits: &JobLimits) -> Vec<JobResult> {
     let run = |seed| run_job_seed(seed, limits).unwrap_or_else(|failure| panic!("{failure}"));
     seeds.map(run).collect()
 }

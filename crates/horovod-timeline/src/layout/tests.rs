@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use serde_json::Value;
 
-use super::super::report::{Item, Outcome};
+use super::super::report::{Item, ReportedResult};
 use super::super::temporary::TempFile;
 use super::*;
 
@@ -36,13 +36,13 @@ fn report(seq: u64, names: &[&str], ready: u64, at: u64, describes: bool) -> Rep
             at: ready,
             thread: 11,
         }),
-        result: describes.then_some(Outcome {
+        result: describes.then_some(ReportedResult {
             dtype: Text::Static("float32"),
             shape: Text::Static("[2, 3]"),
             bytes: 24,
         }),
     };
-    let stage = |name, begin, end| Stage {
+    let stage = |name, begin, end| StageReport {
         name: Text::Static(name),
         begin,
         end,

@@ -28,13 +28,13 @@ fn key(digit: &str) -> JobKey {
     JobKey::from_hex(&digit.repeat(64)).unwrap()
 }
 
-type Outcome = (
+type ShakeOutcome = (
     Result<Stream, HandshakeError>,
     Result<(Binding, Stream), HandshakeError>,
 );
 
 /// Runs both ends in turn until each has an outcome.
-fn shake(ours: &JobKey, binding: Binding, theirs: &JobKey, expected: Binding) -> Outcome {
+fn shake(ours: &JobKey, binding: Binding, theirs: &JobKey, expected: Binding) -> ShakeOutcome {
     let (a, b) = pair();
     let mut initiator = Initiator::new(a, ours, binding).unwrap();
     let mut responder = Responder::new(b);

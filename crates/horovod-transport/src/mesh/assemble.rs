@@ -19,6 +19,7 @@ use crate::{
         stream::Stream,
     },
     topology::Member,
+    wait_policy::WaitConditions,
 };
 
 /// The arena of a host and the receiving end of this rank's notifier.
@@ -204,9 +205,11 @@ impl Mesh {
         let waiter = Waiter::new(
             notifier,
             poller,
-            oversubscribed,
+            WaitConditions {
+                oversubscribed,
+                has_sockets,
+            },
             core_migration,
-            has_sockets,
         );
         Ok(Self {
             topology,

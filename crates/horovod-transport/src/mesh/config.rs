@@ -19,7 +19,7 @@ pub const FAN_OUT: u32 = settings::CONTROL_FAN_OUT.kind.default;
 
 /// The addresses of the rendezvous, and its key.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct RendezvousPlace {
     /// All addresses are tried.
     pub addresses: Vec<SocketAddr>,
     /// The job's key.
@@ -53,7 +53,7 @@ impl Congestion {
     }
 }
 
-type Find = dyn Fn() -> Result<Place, String> + Send + Sync;
+type Find = dyn Fn() -> Result<RendezvousPlace, String> + Send + Sync;
 
 /// Returns the place of the rendezvous. The transport calls it repeatedly until the rendezvous answers there, because
 /// rank 0 may not have started yet.
@@ -62,11 +62,11 @@ pub struct Finder(Arc<Find>);
 
 impl Finder {
     /// Wraps a function; its error describes what is still missing.
-    pub fn new(find: impl Fn() -> Result<Place, String> + Send + Sync + 'static) -> Self {
+    pub fn new(find: impl Fn() -> Result<RendezvousPlace, String> + Send + Sync + 'static) -> Self {
         Self(Arc::new(find))
     }
 
-    pub(crate) fn find(&self) -> Result<Place, String> {
+    pub(crate) fn find(&self) -> Result<RendezvousPlace, String> {
         (self.0)()
     }
 }

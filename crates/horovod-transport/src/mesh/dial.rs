@@ -50,7 +50,7 @@ impl std::fmt::Display for Target {
     }
 }
 
-enum State {
+enum DialState {
     Pausing {
         until: Instant,
     },
@@ -112,7 +112,7 @@ pub(crate) struct Dial {
     next: usize,
     /// How often all candidates have failed.
     rounds: u32,
-    state: State,
+    state: DialState,
     /// Whether the cause of the failure cannot change by another attempt.
     failed_for_good: bool,
     /// Error of the operating system, if this process has run out of a resource.
@@ -122,7 +122,7 @@ pub(crate) struct Dial {
 impl Dial {
     pub(crate) fn new(binding: Binding, targets: Vec<Target>, now: Instant) -> Self {
         let failures = vec![None; targets.len()];
-        let state = State::Pausing { until: now };
+        let state = DialState::Pausing { until: now };
         Self {
             binding,
             targets,
@@ -144,18 +144,18 @@ impl Dial {
     /// Returns the socket to poll, and whether to wait until it is writable.
     pub(crate) fn wait(&self) -> Option<(&Fd, bool)> {
         match &self.state {
-            State::Pausing { .. } | State::Done => None,
-            State::Connecting { fd, .. } => Some((fd, true)),
-            State::Shaking { initiator, .. } => Some((initiator.fd(), initiator.wants_write())),
+            DialState::Pausing { .. } | DialState::Done => None,
+            DialState::Connecting { fd, .. } => Some((fd, true)),
+            DialState::Shaking { initiator, .. } => Some((initiator.fd(), initiator.wants_write())),
         }
     }
 
     /// Returns when to call [`Self::step`] at the latest.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match &self.state {
-            State::Pausing { until } => (!self.failed_for_good).then_some(*until),
-            State::Connecting { until, .. } | State::Shaking { until, .. } => Some(*until),
-            State::Done => None,
+            DialState::Pausing { until } => (!self.failed_for_good).then_some(*until),
+            DialState::Connecting { until, .. } | DialState::Shaking { until, .. } => Some(*until),
+            DialState::Done => None,
         }
     }
 
@@ -172,7 +172,7 @@ impl Dial {
         let is_long = now >= self.since + timeout / 2
             || (self.rounds >= 2 && now >= self.since + FUTILE_AFTER);
         is_long
-            && !matches!(self.state, State::Shaking { .. })
+            && !matches!(self.state, DialState::Shaking { .. })
             && self.failures.iter().all(is_settled)
     }
 
@@ -216,11 +216,11 @@ impl Dial {
     /// Advances the attempt without blocking. Returns the stream once the connection is established.
     pub(crate) fn step(&mut self, now: Instant, key: &JobKey) -> Option<Stream> {
         loop {
-            match std::mem::replace(&mut self.state, State::Done) {
-                State::Done => return None,
-                State::Pausing { until } => {
+            match std::mem::replace(&mut self.state, DialState::Done) {
+                DialState::Done => return None,
+                DialState::Pausing { until } => {
                     if now < until || self.failed_for_good || self.targets.is_empty() {
-                        self.state = State::Pausing { until };
+                        self.state = DialState::Pausing { until };
                         return None;
                     }
                     let started = match &self.targets[self.next] {
@@ -229,7 +229,7 @@ impl Dial {
                     };
                     match started {
                         Ok(fd) => {
-                            self.state = State::Connecting {
+                            self.state = DialState::Connecting {
                                 fd,
                                 until: now + ATTEMPT,
                             }
@@ -241,16 +241,16 @@ impl Dial {
                         Err(e) => self.fail(now, Failure::of_network(e)),
                     }
                 }
-                State::Connecting { fd, until } => match net::connected(&fd) {
+                DialState::Connecting { fd, until } => match net::connected(&fd) {
                     Ok(Some(())) => match Initiator::new(fd, key, self.binding) {
                         Ok(initiator) => {
                             let initiator = Box::new(initiator);
-                            self.state = State::Shaking { initiator, until };
+                            self.state = DialState::Shaking { initiator, until };
                         }
                         Err(e) => self.fail(now, Failure::of_handshake(e)),
                     },
                     Ok(None) if now < until => {
-                        self.state = State::Connecting { fd, until };
+                        self.state = DialState::Connecting { fd, until };
                         return None;
                     }
                     Ok(None) => {
@@ -258,13 +258,13 @@ impl Dial {
                     }
                     Err(e) => self.fail(now, Failure::of_network(e)),
                 },
-                State::Shaking {
+                DialState::Shaking {
                     mut initiator,
                     until,
                 } => match initiator.step() {
                     Ok(Some(stream)) => return Some(stream),
                     Ok(None) if now < until => {
-                        self.state = State::Shaking { initiator, until };
+                        self.state = DialState::Shaking { initiator, until };
                         return None;
                     }
                     Ok(None) => {
@@ -294,7 +294,7 @@ impl Dial {
         } else {
             now
         };
-        self.state = State::Pausing { until };
+        self.state = DialState::Pausing { until };
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use super::{
-    ConnectError, MeshConfig, Place,
+    ConnectError, MeshConfig, RendezvousPlace,
     dial::{Dial, Target, pause},
 };
 use crate::{
@@ -117,7 +117,7 @@ impl Search {
             return;
         };
         match finder.find() {
-            Ok(Place { addresses, key }) => {
+            Ok(RendezvousPlace { addresses, key }) => {
                 self.not_found = None;
                 let is_known = !self.dials.is_empty()
                     && addresses == config.rendezvous

@@ -14,7 +14,7 @@ use super::{
 use crate::unreached::cause;
 
 /// A worker that waits for the next round.
-struct Waiting {
+struct WaitingWorker {
     client: ClientId,
     member: MemberEntry,
     common: Common,
@@ -24,7 +24,7 @@ struct Waiting {
 /// A round that is being set up: its workers have the roster and are sending their addresses.
 struct Building {
     generation: u64,
-    workers: Vec<(u32, Waiting)>,
+    workers: Vec<(u32, WaitingWorker)>,
     places: Vec<Option<Where>>,
     ready_by: Instant,
 }
@@ -39,7 +39,7 @@ struct Standing {
 /// The successive rounds of one job.
 #[derive(Default)]
 pub(crate) struct Rounds {
-    waiting_set: BTreeMap<u32, Waiting>,
+    waiting_set: BTreeMap<u32, WaitingWorker>,
     building: Option<Building>,
     /// Workers of the last established round, in the order of their ranks.
     standing: Vec<Standing>,
@@ -111,7 +111,7 @@ impl Rounds {
         if self.is_building(|(known, _)| *known == worker) {
             todo = self.abort(Some(worker), "it came again before all were ready");
         }
-        let waiting = Waiting {
+        let waiting = WaitingWorker {
             client,
             member,
             common,
@@ -322,7 +322,7 @@ impl Rounds {
         self.abort(None, &text)
     }
 
-    fn is_building(&self, which: impl Fn(&(u32, Waiting)) -> bool) -> bool {
+    fn is_building(&self, which: impl Fn(&(u32, WaitingWorker)) -> bool) -> bool {
         self.building
             .as_ref()
             .is_some_and(|b| b.workers.iter().any(which))
@@ -351,7 +351,7 @@ impl Rounds {
     }
 }
 
-fn dismiss_all(workers: Vec<(u32, Waiting)>, text: &str) -> Vec<Do> {
+fn dismiss_all(workers: Vec<(u32, WaitingWorker)>, text: &str) -> Vec<Do> {
     workers
         .into_iter()
         .map(|(_, waiting)| {

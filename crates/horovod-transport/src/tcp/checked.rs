@@ -4,8 +4,8 @@
 //! few thousand changes in between. Here the sender computes a record's CRC while it brings the bytes into the cache
 //! for the system to copy. The receiver computes the CRC again from the bytes that the system has just put there.
 //!
-//! A record that fits into the inbox is handed out when all of it has come and is as it was sent: so is everything
-//! small, and all that the transport or the negotiation acts upon. Of a larger one, tensor data, bytes are handed out
+//! A record that fits into the inbox is handed out when all of it has come and is as it was sent. Everything small is such
+//! a record, and so is all that the transport or the negotiation acts upon. Of a larger one, tensor data, bytes are handed out
 //! as they come, but the last only when the whole record is right. A record holds bytes of one offer only, which are
 //! never of two operations, so an operation that waits for all of its bytes never ends with wrong ones.
 
@@ -18,8 +18,8 @@ use super::stream::{Got, StreamError};
 const DATA_MAX: usize = LEAD_MAX + (128 << 10);
 /// Most bytes at the beginning of a record that have a checksum of their own: a stripe's head.
 const LEAD_MAX: usize = 64;
-/// Bytes before a record: its length and checksum, those of its lead, zeros, so that what follows keeps its place in
-/// cache lines, and the checksum of all this and the number of the record.
+/// Bytes before a record: its length and checksum, those of its lead, zeros, and a checksum of all this and of the
+/// record's number. The zeros keep the place of the record in cache lines.
 pub(super) const HEAD: usize = 64;
 const HEAD_CHECKED: usize = HEAD - 4;
 /// Bytes read at once when no record is under way: all of a small one.

@@ -17,12 +17,22 @@ use horovod_transport::{
 const HEAD: u64 = 64;
 const RECORD: u64 = HEAD + 64 + (128 << 10);
 
-fn flipped(connections: u8, checksums: bool, control: bool, bit: u64) -> Vec<Rig> {
-    let flip = Flip {
+fn in_data(bit: u64) -> Flip {
+    Flip {
         direction: [0, 1],
-        control,
+        control: false,
         bit,
-    };
+    }
+}
+
+fn in_control(bit: u64) -> Flip {
+    Flip {
+        control: true,
+        ..in_data(bit)
+    }
+}
+
+fn flipped(connections: u8, checksums: bool, flip: Flip) -> Vec<Rig> {
     let cluster = Cluster::new(2).hosts(&[0, 1]).connections(connections);
     rigs(cluster.checksums(checksums).flip(flip).build())
 }
@@ -78,7 +88,7 @@ fn a_bit_of_data_that_changes_is_seen_before_all_has_come() {
         for (bits, len) in [(&small[..], 10), (&large[..], 2_000_000)] {
             for &bit in bits {
                 let sent = pattern(len, 7);
-                let mut rigs = flipped(connections, true, false, bit);
+                let mut rigs = flipped(connections, true, in_data(bit));
                 let (came, fault) = transfer(&mut rigs, &sent);
                 let what = format!("bit {bit} of {len} bytes over {connections}: {fault:?}");
                 assert!(
@@ -97,7 +107,7 @@ fn a_bit_of_data_that_changes_is_seen_before_all_has_come() {
 #[test]
 fn without_checksums_nobody_sees_it() {
     let sent = pattern(1_000_000, 3);
-    let (came, fault) = transfer(&mut flipped(1, false, false, 4_000_001), &sent);
+    let (came, fault) = transfer(&mut flipped(1, false, in_data(4_000_001)), &sent);
     assert_eq!(fault, None);
     assert_eq!(came[500_000], sent[500_000] ^ 2);
 }
@@ -106,7 +116,7 @@ fn without_checksums_nobody_sees_it() {
 fn nothing_is_seen_where_nothing_changes() {
     for connections in [1, 3] {
         let sent = pattern(3_000_000, 9);
-        let mut rigs = flipped(connections, true, false, u64::MAX);
+        let mut rigs = flipped(connections, true, in_data(u64::MAX));
         assert!(transfer(&mut rigs, &sent) == (sent, None));
     }
 }
@@ -114,7 +124,7 @@ fn nothing_is_seen_where_nothing_changes() {
 #[test]
 fn a_bit_of_control_that_changes_ends_receiving_but_not_sending() {
     for bit in [0, 8 * 5, 8 * HEAD + 1, 8 * (HEAD + 20)] {
-        let mut rigs = flipped(1, true, true, bit);
+        let mut rigs = flipped(1, true, in_control(bit));
         rigs[0].control.send(Rank(1), &[b'x'; 30]).unwrap();
         match rigs[1].event() {
             ControlEvent::Altered { rank, what } => {

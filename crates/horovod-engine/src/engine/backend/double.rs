@@ -18,7 +18,7 @@ pub(super) const DOUBLE: Device = Device::Other(1);
 
 /// Connection between the devices of a job, with the thread that moves their bytes.
 pub(super) struct Fabric {
-    state: Mutex<State>,
+    state: Mutex<DoubleState>,
     changed: Condvar,
     /// Executions that were aborted before they had ended.
     pub(super) aborted: AtomicUsize,
@@ -27,7 +27,7 @@ pub(super) struct Fabric {
     pub(super) overtaken: AtomicUsize,
 }
 
-struct State {
+struct DoubleState {
     rng: Rng,
     /// Executions that have not ended, with the parts of the ranks that have started them.
     gathered: BTreeMap<(u32, Seq), Vec<Part>>,
@@ -47,25 +47,25 @@ struct Part {
     members: usize,
     op: Op,
     /// By item and tensor; `None` where the rank has joined.
-    tensors: Vec<Option<Vec<Operand>>>,
+    tensors: Vec<Option<Vec<DoubleOperand>>>,
     entries: Vec<EntryId>,
     end: Arc<Mutex<Option<Result<Results, Failure>>>>,
     notifier: Notifier,
 }
 
-struct Operand {
+struct DoubleOperand {
     input: *const f32,
     output: *mut f32,
     elems: usize,
 }
 
 // SAFETY: only dereferenced while the engines keep the tensors for the execution.
-unsafe impl Send for Operand {}
+unsafe impl Send for DoubleOperand {}
 
 impl Fabric {
     pub(super) fn new(seed: u64) -> Arc<Self> {
         let fabric = Arc::new(Self {
-            state: Mutex::new(State {
+            state: Mutex::new(DoubleState {
                 rng: Rng::new(seed),
                 gathered: BTreeMap::new(),
                 paused: false,
@@ -84,7 +84,7 @@ impl Fabric {
         fabric
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, DoubleState> {
         self.state.lock().unwrap()
     }
 
@@ -107,7 +107,7 @@ impl Fabric {
     /// Waits until this rank has started `count` executions that have not ended.
     pub(super) fn await_started(&self, rank: Rank, count: usize) {
         let mut state = self.lock();
-        let started = |state: &State| {
+        let started = |state: &DoubleState| {
             let parts = state.gathered.values().flatten();
             parts.filter(|part| part.rank == rank).count()
         };
@@ -156,7 +156,7 @@ impl Fabric {
         }
     }
 
-    fn end(&self, state: &mut State, seq: Seq, parts: Vec<Part>) {
+    fn end(&self, state: &mut DoubleState, seq: Seq, parts: Vec<Part>) {
         carry_out(&parts);
         self.ended.fetch_add(1, Ordering::SeqCst);
         self.overtaken
@@ -198,7 +198,7 @@ fn carry_out(parts: &[Part]) {
         for tensor in 0..first.len() {
             for i in 0..first[tensor].elems {
                 // SAFETY: the engines hold the tensors of executions that have not ended, and all have this length.
-                let read = |tensors: &Vec<Operand>| unsafe { *tensors[tensor].input.add(i) };
+                let read = |tensors: &Vec<DoubleOperand>| unsafe { *tensors[tensor].input.add(i) };
                 let value: f32 = match parts[0].op {
                     Op::Broadcast { root } => all()
                         .filter(|(r, _)| *r == root)
@@ -264,7 +264,7 @@ impl Backend for Double {
 
     fn start(&mut self, start: Start<'_>) -> Result<Started, Failure> {
         let execution = start.execution;
-        let operand = |tensor: &Tensor| Operand {
+        let operand = |tensor: &Tensor| DoubleOperand {
             input: tensor.input.cast(),
             output: tensor.output_ptr().unwrap().cast(),
             elems: tensor.bytes().unwrap() / 4,

@@ -28,7 +28,7 @@ use crate::tensor::Tensor;
 use reordered::Reordered;
 use tuning::Tuned;
 
-pub(in crate::engine) use prestaging::Operand;
+pub(in crate::engine) use prestaging::PrestageOperand;
 pub(in crate::engine) use tuning::Announced;
 
 /// Links to the peers, and the state with which collectives run over them.

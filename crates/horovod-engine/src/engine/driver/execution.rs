@@ -7,7 +7,7 @@ use super::advance::{Advance, ExecutionState, ExecutionTask};
 use super::on_device::DeviceExecution;
 use super::pump::Pump;
 use crate::engine::Entry;
-use crate::engine::backend::host::{Operand, bytes_of_all};
+use crate::engine::backend::host::{PrestageOperand, bytes_of_all};
 use crate::engine::backend::{Failure, Outputs, Results, Route};
 use crate::engine::handles::Handle;
 use crate::engine::recording::By;
@@ -214,7 +214,7 @@ impl Driver {
         let ([tensor], false) = (&*entry.tensors, entry.has_event()) else {
             return;
         };
-        let staged = self.host.prestage(&Operand {
+        let staged = self.host.prestage(&PrestageOperand {
             set: request.set,
             members,
             op: &request.op,

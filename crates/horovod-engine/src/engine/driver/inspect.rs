@@ -71,18 +71,17 @@ impl Pump {
         let now = self.shared.now();
         let leads = self.inspection.leads();
         let running = leads.then(|| self.queue.stalled(self.links.me(), now));
-        let (relay, control) = self.links.out_of_band();
-        let (sent, found) = self.inspection.poll(
+        let found = self.inspection.poll(
             now,
             self.node.coordinator(),
             &self.shared,
-            relay,
-            control,
             InHand {
                 running: running.flatten(),
                 names: &|| self.queue.names(self.on_device.executions()),
             },
         );
+        let (relay, control) = self.links.out_of_band();
+        let sent = self.inspection.send_outbox(relay, control);
         let Some(found) = found else { return sent };
         let links = &self.links;
         let verdict = self.inspection.tell(

@@ -1,7 +1,7 @@
 //! The driver's part of measuring a job: begin and end of executions, and the reports to the parent in the tree.
 
 use horovod_metrics::{
-    DriverFigures, FoundLateness, Kind, Link, MeasuredOperation, Metrics, Round,
+    DriverFigures, FoundLateness, Link, MeasuredOperation, Metrics, OperationKind, Round,
 };
 use horovod_protocol::{
     Device, Execution, Rank, SetKey, SetLateness, StalledRequest, Submission, Time, ToCoordinator,
@@ -38,7 +38,7 @@ impl Pump {
             _ => Link::Device,
         };
         metrics.counters.executed(
-            Kind::of(&execution.op),
+            OperationKind::of(&execution.op),
             link,
             execution.items.len(),
             bytes_of_all(execution),

@@ -316,7 +316,7 @@ pub(crate) struct FinalNotification(
     #[expect(dead_code, reason = "as the engine's")] pub(super) Arc<EngineState>,
 );
 
-pub(crate) enum Work {
+pub(crate) enum NextWork {
     Sleep(Duration),
     Finished,
 }
@@ -351,7 +351,7 @@ impl Driver {
         self.shared.handles.complete(self.carried_out);
     }
 
-    pub(super) fn work(&mut self) -> Work {
+    pub(super) fn work(&mut self) -> NextWork {
         let mut announced = false;
         loop {
             let progress = self.progress();
@@ -362,10 +362,10 @@ impl Driver {
                 continue;
             }
             if self.shared.shutdown_requested.load(Ordering::Acquire) {
-                return Work::Finished;
+                return NextWork::Finished;
             }
             if announced && !progress && !self.shared.notifier.news.load(Ordering::Relaxed) {
-                return Work::Sleep(Duration::MAX);
+                return NextWork::Sleep(Duration::MAX);
             }
             self.shared.notifier.arm();
             announced = true;

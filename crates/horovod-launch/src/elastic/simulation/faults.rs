@@ -1,7 +1,7 @@
 //! Faults of a simulated job.
 
 use super::super::events::{Event, WorkerId};
-use super::{Happening, Place, World};
+use super::{Happening, ProcessPlace, World};
 
 impl World {
     pub(super) fn fault(&mut self) {
@@ -14,7 +14,7 @@ impl World {
             for id in ids {
                 if self.processes[&id].host == host {
                     let p = self.processes.remove(&id);
-                    broke |= p.is_some_and(|p| p.place == Place::Round(self.round));
+                    broke |= p.is_some_and(|p| p.place == ProcessPlace::Round(self.round));
                 }
             }
             let why = "connection lost".to_owned();
@@ -47,7 +47,7 @@ impl World {
             let after = self.dice.ms(1, 9000);
             match self.processes.get_mut(&member) {
                 Some(p) if freezes && member == one => {
-                    p.place = Place::Hangs;
+                    p.place = ProcessPlace::Hangs;
                     p.is_stopped = true;
                 }
                 _ => self.plan(after, Happening::Notices(member, round)),

@@ -8,7 +8,7 @@ fn hosts(text: &str) -> Vec<Host> {
     crate::hosts::parse_hosts(text, |_| None).expect("hosts")
 }
 
-fn family(kind: Kind) -> Family {
+fn family(kind: FamilyKind) -> Family {
     Family {
         kind,
         program: "/usr/bin/mpirun".into(),
@@ -22,14 +22,14 @@ fn options(set: impl FnOnce(&mut Options)) -> Options {
     options
 }
 
-fn line(kind: Kind, hosts_text: &str, options: &Options) -> Result<String, String> {
+fn line(kind: FamilyKind, hosts_text: &str, options: &Options) -> Result<String, String> {
     let line = family(kind).line(options, &hosts(hosts_text), Path::new("/opt/horovodrun"));
     line.map(|line| line.to_string())
         .map_err(|error| error.to_string())
 }
 
 #[track_caller]
-fn is(kind: Kind, set: impl FnOnce(&mut Options), expected: &str) {
+fn is(kind: FamilyKind, set: impl FnOnce(&mut Options), expected: &str) {
     let line = line(kind, "a:2,b:2", &options(set)).expect("valid");
     assert_eq!(line, format!("/usr/bin/mpirun {expected} {AGENT}"));
 }
@@ -41,24 +41,28 @@ fn each_family_is_recognised() {
     for (text, kind, name) in [
         (
             "mpirun (Open MPI) 4.1.4\n\nReport bugs to",
-            Kind::OpenMpi,
+            FamilyKind::OpenMpi,
             "Open MPI 4.1.4",
         ),
-        ("mpirun (Open MPI) 5.0.11\n", Kind::Prrte, "Open MPI 5.0.11"),
-        ("OpenRTE 2.0.1", Kind::OpenMpi, "Open MPI 2.0.1"),
+        (
+            "mpirun (Open MPI) 5.0.11\n",
+            FamilyKind::Prrte,
+            "Open MPI 5.0.11",
+        ),
+        ("OpenRTE 2.0.1", FamilyKind::OpenMpi, "Open MPI 2.0.1"),
         (
             "mpirun (IBM Spectrum MPI) 10.3.1",
-            Kind::Spectrum,
+            FamilyKind::Spectrum,
             "Spectrum MPI 10.3.1",
         ),
         (
             "HYDRA build details:\n    Version:       5.0.2\n",
-            Kind::Hydra,
+            FamilyKind::Hydra,
             "Hydra 5.0.2",
         ),
         (
             "Intel(R) MPI Library for Linux* OS, Version 2021.18",
-            Kind::Intel,
+            FamilyKind::Intel,
             "Intel(R) MPI Library for Linux* OS, Version 2021.18",
         ),
     ] {
@@ -71,8 +75,8 @@ fn each_family_is_recognised() {
 fn open_mpi_5_has_other_names_for_what_its_launcher_does() {
     let plain =
         format!("--allow-run-as-root -np 4 -H a:2,b:2 --bind-to none --map-by slot {PASSED}");
-    is(Kind::OpenMpi, |_| (), &plain);
-    is(Kind::Prrte, |_| (), &plain);
+    is(FamilyKind::OpenMpi, |_| (), &plain);
+    is(FamilyKind::Prrte, |_| (), &plain);
     let set = |o: &mut Options| {
         o.ssh_port = Some(22);
         o.ssh_identity_file = Some("/k".into());
@@ -82,7 +86,7 @@ fn open_mpi_5_has_other_names_for_what_its_launcher_does() {
     };
     let start = "--allow-run-as-root -np 4 -H a:2,b:2 --map-by node";
     is(
-        Kind::OpenMpi,
+        FamilyKind::OpenMpi,
         set,
         &format!(
             "{start} -mca plm_rsh_args -p 22 -i /k -mca btl_tcp_if_include eth0,eth1 -mca oob_tcp_if_include eth0,eth1 \
@@ -90,7 +94,7 @@ fn open_mpi_5_has_other_names_for_what_its_launcher_does() {
         ),
     );
     is(
-        Kind::Prrte,
+        FamilyKind::Prrte,
         set,
         &format!(
             "{start} --prtemca plm_ssh_args -p 22 -i /k -mca btl_tcp_if_include eth0,eth1 --prtemca prte_if_include \
@@ -103,9 +107,9 @@ fn open_mpi_5_has_other_names_for_what_its_launcher_does() {
 fn many_hosts_are_reached_at_once() {
     let names: Vec<String> = (0..64).map(|at| format!("h{at}:1")).collect();
     let of = |kind| line(kind, &names.join(","), &options(|_| ())).expect("valid");
-    let four = of(Kind::OpenMpi);
+    let four = of(FamilyKind::OpenMpi);
     assert!(four.contains(" -mca plm_rsh_no_tree_spawn true -mca plm_rsh_num_concurrent 64 "));
-    let five = of(Kind::Prrte);
+    let five = of(FamilyKind::Prrte);
     assert!(
         five.contains(" --prtemca plm_ssh_no_tree_spawn true --prtemca plm_ssh_num_concurrent 64 ")
     );
@@ -114,14 +118,14 @@ fn many_hosts_are_reached_at_once() {
 #[test]
 fn spectrum_has_an_option_for_tcp() {
     let start = "--allow-run-as-root -np 4 -H a:2,b:2 -bind-to socket -map-by socket -rank-by core";
-    is(Kind::Spectrum, |_| (), &format!("{start} {PASSED}"));
+    is(FamilyKind::Spectrum, |_| (), &format!("{start} {PASSED}"));
     is(
-        Kind::Spectrum,
+        FamilyKind::Spectrum,
         |o| o.mpi.tcp = true,
         &format!("{start} -tcp {PASSED}"),
     );
     is(
-        Kind::OpenMpi,
+        FamilyKind::OpenMpi,
         |o| o.mpi.tcp = true,
         &format!("--allow-run-as-root -np 4 -H a:2,b:2 --bind-to none --map-by slot {PASSED}"),
     );
@@ -129,28 +133,32 @@ fn spectrum_has_an_option_for_tcp() {
 
 #[test]
 fn hydra_and_intel_name_hosts_in_their_ways() {
-    is(Kind::Hydra, |_| (), "-np 4 -hosts a:2,b:2 -bind-to none");
-    is(Kind::Intel, |_| (), "-np 4 -ppn 2 -hosts a,b");
-    let unequal = line(Kind::Hydra, "a:2,b:1", &options(|_| ())).expect("valid");
+    is(
+        FamilyKind::Hydra,
+        |_| (),
+        "-np 4 -hosts a:2,b:2 -bind-to none",
+    );
+    is(FamilyKind::Intel, |_| (), "-np 4 -ppn 2 -hosts a,b");
+    let unequal = line(FamilyKind::Hydra, "a:2,b:1", &options(|_| ())).expect("valid");
     assert!(unequal.contains("-np 3 -hosts a:2,b:1 "), "{unequal}");
-    let why = line(Kind::Intel, "a:2,b:1", &options(|_| ())).expect_err("unequal");
+    let why = line(FamilyKind::Intel, "a:2,b:1", &options(|_| ())).expect_err("unequal");
     assert_eq!(
         why,
         "Intel MPI's -ppn needs the same number of processes on each host, got a:2,b:1: choose -np and -H accordingly"
     );
     let set = |o: &mut Options| o.network_interfaces = vec!["eth0".to_owned()];
     is(
-        Kind::Hydra,
+        FamilyKind::Hydra,
         set,
         "-np 4 -hosts a:2,b:2 -bind-to none -iface eth0",
     );
     let two = options(|o| o.network_interfaces = vec!["x".to_owned(), "y".to_owned()]);
-    let why = line(Kind::Hydra, "a:1", &two).expect_err("two");
+    let why = line(FamilyKind::Hydra, "a:1", &two).expect_err("two");
     assert!(why.contains("takes one interface, got x,y"), "{why}");
     let with_port = options(|o| o.ssh_port = Some(22));
     for (kind, name) in [
-        (Kind::Hydra, "HYDRA_LAUNCHER_EXTRA_ARGS"),
-        (Kind::Intel, "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"),
+        (FamilyKind::Hydra, "HYDRA_LAUNCHER_EXTRA_ARGS"),
+        (FamilyKind::Intel, "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"),
     ] {
         let line = family(kind).line(&with_port, &hosts("a:1"), Path::new("/x"));
         assert_eq!(line.expect("valid").env, [(name, "-p 22".to_owned())]);
@@ -160,18 +168,22 @@ fn hydra_and_intel_name_hosts_in_their_ways() {
 #[test]
 fn jsrun_makes_one_resource_set_for_each_host() {
     let usual = "--nrs 2 --tasks_per_rs 2 --rs_per_host 1 --cpu_per_rs ALL_CPUS --gpu_per_rs ALL_GPUS --bind none";
-    is(Kind::Jsrun, |_| (), usual);
+    is(FamilyKind::Jsrun, |_| (), usual);
     let set = |o: &mut Options| {
         o.mpi.tcp = true;
         o.mpi.args = Some("-gpu".to_owned());
     };
-    is(Kind::Jsrun, set, &format!("{usual} --smpiargs -tcp -gpu"));
+    is(
+        FamilyKind::Jsrun,
+        set,
+        &format!("{usual} --smpiargs -tcp -gpu"),
+    );
     let own = |o: &mut Options| o.mpi.binding = Some("--np 4 -c 7".to_owned());
-    is(Kind::Jsrun, own, "--np 4 -c 7");
-    let why = line(Kind::Jsrun, "a:2,b:1", &options(|_| ())).expect_err("unequal");
+    is(FamilyKind::Jsrun, own, "--np 4 -c 7");
+    let why = line(FamilyKind::Jsrun, "a:2,b:1", &options(|_| ())).expect_err("unequal");
     assert!(why.contains("--binding-args"), "{why}");
     let with_port = options(|o| o.ssh_port = Some(22));
-    let why = line(Kind::Jsrun, "a:2", &with_port).expect_err("no ssh");
+    let why = line(FamilyKind::Jsrun, "a:2", &with_port).expect_err("no ssh");
     assert_eq!(
         why,
         "argument -p: not allowed with --jsrun, which uses no ssh; leave -p out"
@@ -180,13 +192,13 @@ fn jsrun_makes_one_resource_set_for_each_host() {
 
 #[test]
 fn what_cannot_be_given_to_a_launcher_is_refused() {
-    let why = line(Kind::OpenMpi, "me@a:1", &options(|_| ())).expect_err("a user");
+    let why = line(FamilyKind::OpenMpi, "me@a:1", &options(|_| ())).expect_err("a user");
     assert!(
         why.contains("host me@a: MPI's launcher takes no user names"),
         "{why}"
     );
     let open = options(|o| o.mpi.args = Some("-x 'A".to_owned()));
-    let why = line(Kind::OpenMpi, "a:1", &open).expect_err("a quote");
+    let why = line(FamilyKind::OpenMpi, "a:1", &open).expect_err("a quote");
     assert!(
         why.starts_with("argument --mpi-args: the quote ' has no end"),
         "{why}"

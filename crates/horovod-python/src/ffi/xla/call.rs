@@ -134,7 +134,7 @@ impl<'a> Value<'a> {
 
 /// An operand, and the result that belongs to it.
 #[derive(Debug)]
-pub(super) struct Operand {
+pub(super) struct CallOperand {
     pub(super) meta: TensorMeta,
     input: *const u8,
     pub(super) output: *mut u8,
@@ -142,7 +142,7 @@ pub(super) struct Operand {
     output_bytes: usize,
 }
 
-impl Operand {
+impl CallOperand {
     /// Those of a call: as many results as operands, of the same types; and the number of the call site, if it has one,
     /// which `read` gets from where it is.
     ///

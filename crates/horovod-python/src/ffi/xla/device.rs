@@ -22,7 +22,8 @@ use super::abi::{self, CallFrame};
 use super::answer::Xla;
 use super::call::invalid;
 use super::{
-    ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, Kind, REDUCESCATTER, Submitted, answer, submit,
+    ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCESCATTER, Submitted, XlaOperation, answer,
+    submit,
 };
 
 macro_rules! handler {
@@ -50,7 +51,7 @@ handler!(
 );
 
 /// Submits the operation, waits until it is launched, and orders the call's stream after it.
-unsafe fn launch(frame: &CallFrame, xla: Xla, kind: Kind) -> Result<(), Error> {
+unsafe fn launch(frame: &CallFrame, xla: Xla, kind: XlaOperation) -> Result<(), Error> {
     // Before CUDA is looked for: not initialised is the well-known error, whatever is installed.
     horovod_engine::engine()?;
     if horovod_engine::in_callback() {

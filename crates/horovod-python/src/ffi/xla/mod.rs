@@ -28,7 +28,7 @@ use horovod_engine::{
 
 use self::abi::{CallFrame, EXECUTE, METADATA, MetadataExtension, sized};
 use self::answer::Xla;
-use self::call::{Attributes, Operand, invalid};
+use self::call::{Attributes, CallOperand, invalid};
 use super::{guarded, wait_timeout};
 use crate::submit::operation_of;
 
@@ -37,7 +37,7 @@ const OLDEST_MINOR: i32 = 1;
 
 /// One kind of operation.
 #[derive(Clone, Copy)]
-struct Kind {
+struct XlaOperation {
     code: u8,
     prefix: &'static str,
     grouped_prefix: &'static str,
@@ -45,31 +45,31 @@ struct Kind {
     same_shape: bool,
 }
 
-const ALLREDUCE: Kind = Kind {
+const ALLREDUCE: XlaOperation = XlaOperation {
     code: 0,
     prefix: "allreduce",
     grouped_prefix: "grouped_allreduce",
     same_shape: true,
 };
-const ALLGATHER: Kind = Kind {
+const ALLGATHER: XlaOperation = XlaOperation {
     code: 1,
     prefix: "allgather",
     grouped_prefix: "grouped_allgather",
     same_shape: false,
 };
-const BROADCAST: Kind = Kind {
+const BROADCAST: XlaOperation = XlaOperation {
     code: 2,
     prefix: "broadcast",
     grouped_prefix: "grouped_broadcast",
     same_shape: true,
 };
-const ALLTOALL: Kind = Kind {
+const ALLTOALL: XlaOperation = XlaOperation {
     code: 3,
     prefix: "alltoall",
     grouped_prefix: "grouped_alltoall",
     same_shape: false,
 };
-const REDUCESCATTER: Kind = Kind {
+const REDUCESCATTER: XlaOperation = XlaOperation {
     code: 4,
     prefix: "reducescatter",
     grouped_prefix: "grouped_reducescatter",
@@ -135,7 +135,7 @@ unsafe extern "C" fn horovod_xla_elsewhere(frame: *mut CallFrame) -> *mut abi::E
     }
 }
 
-unsafe fn handle(frame: *mut CallFrame, kind: Kind) -> *mut abi::Error {
+unsafe fn handle(frame: *mut CallFrame, kind: XlaOperation) -> *mut abi::Error {
     // SAFETY: as the caller promises; the frame is XLA's.
     unsafe { answer(frame, |frame, xla| execute(frame, xla, kind)) }
 }
@@ -230,7 +230,7 @@ struct Submitted {
 unsafe fn submit(
     frame: &CallFrame,
     xla: Xla,
-    kind: Kind,
+    kind: XlaOperation,
     ready: Option<&Arc<Ready>>,
 ) -> Result<Submitted, Error> {
     // SAFETY: XLA's frame.
@@ -242,7 +242,7 @@ unsafe fn submit(
         None => Ok(unsafe { at.read_unaligned() }),
     };
     // SAFETY: XLA's frame.
-    let (operands, call_site) = unsafe { Operand::all(frame, &attributes, read)? };
+    let (operands, call_site) = unsafe { CallOperand::all(frame, &attributes, read)? };
     let name = name_at(attributes.name, call_site);
     if let Some(is_unordered) = attributes.is_unordered
         // SAFETY: the context of this call.
@@ -277,7 +277,7 @@ unsafe fn submit(
     if matches!(op, Op::Alltoall) && operands.len() > 1 {
         return Err(invalid("an alltoall has one operand"));
     }
-    let tensor = |operand: &Operand| -> Result<Tensor, Error> {
+    let tensor = |operand: &CallOperand| -> Result<Tensor, Error> {
         // SAFETY: XLA keeps operands and results until the call is over, or its future completed; on a GPU it uses them
         // in the order of the call's stream.
         unsafe {
@@ -326,7 +326,7 @@ unsafe fn submit(
 }
 
 /// Submits the operation, and waits for it or leaves a future in the frame.
-unsafe fn execute(frame: &mut CallFrame, xla: Xla, kind: Kind) -> Result<(), Error> {
+unsafe fn execute(frame: &mut CallFrame, xla: Xla, kind: XlaOperation) -> Result<(), Error> {
     // SAFETY: XLA's frame, of a call on the host.
     let Submitted {
         engine,
@@ -375,7 +375,7 @@ fn explained(error: Error) -> Error {
 
 /// Where results of an operation are to be.
 struct Expected {
-    kind: Kind,
+    kind: XlaOperation,
     name: String,
     outputs: Vec<(Address, Shape)>,
 }
@@ -387,7 +387,7 @@ struct Address(*mut u8);
 unsafe impl Send for Address {}
 
 impl Expected {
-    fn of(kind: Kind, name: &str, operands: Vec<Operand>) -> Self {
+    fn of(kind: XlaOperation, name: &str, operands: Vec<CallOperand>) -> Self {
         if kind.same_shape {
             let (name, outputs) = (String::new(), Vec::new());
             return Self {

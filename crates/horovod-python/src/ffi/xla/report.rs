@@ -10,8 +10,8 @@ use super::answer;
 use super::call::{Attributes, buffers, invalid, meta_of};
 
 /// Reports its operands to rank 0, once in a generation. The one result, a number that is 0, makes operations come after
-/// the call. The attribute `name` has a line each for the digest of the parameters' names, the bytes up to which
-/// parameters are read whole, those of a block of larger ones, and the advice. A line for each parameter's name
+/// the call. The attribute `name` begins with four lines: the digest of the parameters' names, the bytes up to which
+/// parameters are read whole, the bytes of a block of larger ones, and the advice. A line for each parameter's name
 /// follows.
 ///
 /// # Safety

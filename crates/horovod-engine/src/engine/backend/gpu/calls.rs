@@ -4,7 +4,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use horovod_gpu::{
-    AllReduce, Call, DeviceMemory, Event, NcclOp, Operand, ReduceScatter, Reduction,
+    AllReduce, AllReduceInput, Call, DeviceMemory, Event, NcclOp, ReduceScatter, Reduction,
 };
 use horovod_kernels::{Combine, fill_identity};
 use horovod_protocol::{Completion, DType, ExecItem, Execution, Op, Rank, ReduceOp, Scale, Shape};
@@ -93,7 +93,7 @@ impl Translation<'_, '_> {
                 let reduction = self.reduction(meta.dtype, op, scale)?;
                 let (input, output) = match entry.map(|entry| &entry.tensors[i]) {
                     Some(tensor) => (
-                        Operand::At(address(tensor.input)),
+                        AllReduceInput::At(address(tensor.input)),
                         address(output_of(tensor)?),
                     ),
                     None => (identity(meta.dtype, op)?, 0),
@@ -280,7 +280,7 @@ fn done(
 }
 
 /// Memory for an output: the tensor's own if it fits, or what its allocator gave, or new memory where it was thought to
-/// fit: all members carry the operation out, and whoever looks for the result elsewhere is told.
+/// fit. All members carry the operation out; a caller that expects the result elsewhere gets an error.
 fn memory(
     given: &mut Outputs,
     (item, i): (usize, usize),
@@ -332,13 +332,13 @@ fn operator(op: ReduceOp) -> Result<NcclOp, Failure> {
 }
 
 /// Input of a rank that has joined.
-fn identity(dtype: DType, op: ReduceOp) -> Result<Operand, Failure> {
+fn identity(dtype: DType, op: ReduceOp) -> Result<AllReduceInput, Failure> {
     let combine = Combine::of(op);
     let combine = combine.ok_or_else(|| Failure::Local("Adasum has no neutral element".into()))?;
     let mut value = [0; 8];
     // SAFETY: there is room for one element of any type.
     unsafe { fill_identity(dtype, combine, value.as_mut_ptr(), 1) };
-    Ok(Operand::Identity(value))
+    Ok(AllReduceInput::Identity(value))
 }
 
 pub(super) fn address(pointer: *const u8) -> u64 {

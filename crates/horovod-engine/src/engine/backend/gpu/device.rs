@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use horovod_diagnosis::{DeviceStanding, OnDevice, Phase};
-use horovod_gpu::{Executor, Phase as WorkPhase};
+use horovod_diagnosis::{DevicePhase, DeviceStanding, OnDevice};
+use horovod_gpu::{Executor, WorkPhase};
 use horovod_protocol::Device;
 
 use super::super::{Backend, Surroundings};
@@ -83,9 +83,9 @@ impl Accelerator for ChosenGpu {
             seq: oldest.seq,
             key: (oldest.set, Arc::clone(&oldest.title)),
             phase: match oldest.phase {
-                WorkPhase::Launching => Phase::Launching,
-                WorkPhase::AwaitsEvents => Phase::AwaitsInputs,
-                WorkPhase::Runs => Phase::Runs,
+                WorkPhase::Launching => DevicePhase::Launching,
+                WorkPhase::AwaitsEvents => DevicePhase::AwaitsInputs,
+                WorkPhase::Runs => DevicePhase::Runs,
             },
             ms: u64::try_from(oldest.since.elapsed().as_millis()).unwrap_or(u64::MAX),
         });

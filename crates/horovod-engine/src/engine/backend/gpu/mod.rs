@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use horovod_gpu::{
-    Executor, ExecutorSettings, GpuError, Group, Launch, Work, WorkError, driver, nccl,
+    Executor, ExecutorSettings, GpuError, GpuWork, Group, Launch, WorkError, driver, nccl,
     set_default_search, stack,
 };
 use horovod_protocol::{EntryId, Execution, Op, ProcessSetId, Rank, ReduceOp};
@@ -299,7 +299,7 @@ impl Backend for Gpu {
         translation.translate()?;
         let executor = self.executor()?;
         let stage = timed.then(|| stage_name(&execution.op, group.is_some()));
-        let work = Work {
+        let work = GpuWork {
             title: Self::title(execution),
             seq: execution.seq.0,
             set: execution.set.0,
@@ -308,8 +308,8 @@ impl Backend for Gpu {
             calls: translated.calls,
             timed,
         };
-        // SAFETY: the submitters promised that their memory is theirs until completion, lengths come from the tensors'
-        // own shapes and from what was agreed, and executions start in one order on all members.
+        // SAFETY: the submitters promised that their memory is theirs until completion. Lengths come from the tensors'
+        // own shapes and from what was agreed. Executions start in one order on all members.
         let launch = unsafe { executor.submit(work) };
         Ok(Started::InFlight(Box::new(Launched {
             executor,

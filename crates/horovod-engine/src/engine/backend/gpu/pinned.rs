@@ -1,6 +1,6 @@
-//! Pinned memory of the host, in blocks that are used again. CUDA is asked for it, and given it back, on threads of their
-//! own: it may wait for the device first, which may be at something of the script's that does not end, and the engine's
-//! thread has signs of life to give.
+//! Pinned memory of the host, in blocks that are used again. CUDA allocates and frees it on threads of
+//! their own. CUDA may wait for the device first, and a kernel of the script may never end. The engine's thread cannot wait
+//! for that: it sends signs of life.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

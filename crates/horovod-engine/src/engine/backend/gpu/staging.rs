@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use horovod_gpu::{Call, Executor, HostMemory, Launch, Work};
+use horovod_gpu::{Call, Executor, GpuWork, HostMemory, Launch};
 use horovod_protocol::{Completion, EntryId, Execution, Op, Rank, TensorMeta};
 use horovod_transport::Aborted;
 
@@ -38,11 +38,11 @@ impl StageIn for Nothing {
 /// An execution's tensors on their way into pinned memory.
 struct CopiesIn {
     executor: Arc<Executor>,
-    stage: Stage,
+    stage: StagingStage,
     is_recorded: bool,
 }
 
-enum Stage {
+enum StagingStage {
     /// There is no block yet; the plan is taken when it has come.
     Awaits(AskedBlock, Option<Box<StagingPlan>>),
     /// The copies have begun.
@@ -56,7 +56,7 @@ pub(super) struct StagingPlan {
     entries: Vec<Option<PlannedEntry>>,
     bytes: usize,
     /// Without its calls.
-    work: Work,
+    work: GpuWork,
     /// Results lie where the tensors do.
     is_in_place: bool,
     /// From where on the device to which offset, and how many bytes.
@@ -64,12 +64,12 @@ pub(super) struct StagingPlan {
 }
 
 struct PlannedEntry {
-    tensors: Vec<(TensorMeta, Place)>,
+    tensors: Vec<(TensorMeta, PinnedPlace)>,
     splits: Option<Vec<u64>>,
 }
 
 /// Where a tensor, and a result of its own, lie in pinned memory.
-struct Place {
+struct PinnedPlace {
     at: usize,
     result: Option<ResultPlace>,
 }
@@ -84,7 +84,7 @@ struct ResultPlace {
 /// Pinned memory as it is given out.
 #[derive(Default)]
 struct Layout {
-    places: Vec<Place>,
+    places: Vec<PinnedPlace>,
     bytes: usize,
 }
 
@@ -101,7 +101,7 @@ impl Layout {
             let tensors = entry.iter().flat_map(|entry| entry.tensors.iter());
             for (i, tensor) in tensors.enumerate() {
                 let at = layout.take(tensor.bytes())?;
-                layout.places.push(Place { at, result: None });
+                layout.places.push(PinnedPlace { at, result: None });
                 let given = outputs.get(item).and_then(|outputs| outputs.get(i));
                 let given = given.and_then(Option::as_ref);
                 results.push(match tensor.output {
@@ -186,7 +186,7 @@ impl StagingPlan {
             is_in_place: is_in_place(&execution.op),
             entries: planned,
             bytes,
-            work: Work {
+            work: GpuWork {
                 title,
                 seq: execution.seq.0,
                 set: execution.set.0,
@@ -214,17 +214,17 @@ impl StagingPlan {
         let mut copies = CopiesIn {
             executor,
             is_recorded: self.work.timed,
-            stage: Stage::Awaits(block, Some(Box::new(self))),
+            stage: StagingStage::Awaits(block, Some(Box::new(self))),
         };
         copies.go_on();
-        if let Stage::Awaits(..) = copies.stage {
+        if let StagingStage::Awaits(..) = copies.stage {
             copies.executor.prepares(title, seq, set);
         }
         copies
     }
 
     /// The copies to this block, and what stands in it for the entries.
-    fn within(self, block: Pinned) -> (Work, Vec<Option<Entry>>) {
+    fn within(self, block: Pinned) -> (GpuWork, Vec<Option<Entry>>) {
         let block = Arc::new(block);
         let copies = self.copies.into_iter();
         let calls = copies.map(|(from, at, bytes)| Call::ToHost {
@@ -232,11 +232,11 @@ impl StagingPlan {
             to: HostMemory(block.at(at)),
             bytes,
         });
-        let work = Work {
+        let work = GpuWork {
             calls: calls.collect(),
             ..self.work
         };
-        let tensor = |(meta, place): (TensorMeta, Place)| {
+        let tensor = |(meta, place): (TensorMeta, PinnedPlace)| {
             let memory = block.at(place.at);
             let output = match place.result {
                 _ if self.is_in_place => Output::At(memory),
@@ -272,7 +272,7 @@ impl StagingPlan {
 impl CopiesIn {
     /// Begin with the copies, if the block has come.
     fn go_on(&mut self) {
-        let Stage::Awaits(block, plan) = &mut self.stage else {
+        let StagingStage::Awaits(block, plan) = &mut self.stage else {
             return;
         };
         let came = block.poll();
@@ -281,14 +281,14 @@ impl CopiesIn {
         }
         match came {
             None => {}
-            Some(Err(why)) => self.stage = Stage::Fails(why),
+            Some(Err(why)) => self.stage = StagingStage::Fails(why),
             Some(Ok(block)) => {
                 let Some(plan) = plan.take() else { return };
                 let (work, entries) = plan.within(block);
                 // SAFETY: the submitters' memory is theirs until the execution has ended, which this is a part of; the
                 // block is kept by the staged tensors.
                 let launch = unsafe { self.executor.submit(work) };
-                self.stage = Stage::Copies(launch, Some(entries));
+                self.stage = StagingStage::Copies(launch, Some(entries));
             }
         }
     }
@@ -300,12 +300,12 @@ impl StageIn for CopiesIn {
         // After a failure the device may go on with copies for long, to memory that is kept.
         let failure = || self.executor.failure().cloned().map(Err);
         let ended = match &mut self.stage {
-            Stage::Awaits(..) => None,
-            Stage::Copies(launch, _) => launch.ended(),
-            Stage::Fails(why) => return Some(Err(Failure::Local(why.clone()))),
+            StagingStage::Awaits(..) => None,
+            StagingStage::Copies(launch, _) => launch.ended(),
+            StagingStage::Fails(why) => return Some(Err(Failure::Local(why.clone()))),
         };
         match (ended.or_else(failure)?, &mut self.stage) {
-            (Ok(()), Stage::Copies(_, entries)) => entries.take().map(Ok),
+            (Ok(()), StagingStage::Copies(_, entries)) => entries.take().map(Ok),
             (Ok(()), _) => None,
             (Err(why), _) => Some(Err(failure_of(why))),
         }
@@ -313,7 +313,7 @@ impl StageIn for CopiesIn {
 
     fn stage(&self) -> Option<DeviceStage> {
         let times = match &self.stage {
-            Stage::Copies(launch, _) => launch.times(),
+            StagingStage::Copies(launch, _) => launch.times(),
             _ => None,
         };
         let name = IN_STAGE;
@@ -324,9 +324,9 @@ impl StageIn for CopiesIn {
 impl Drop for CopiesIn {
     fn drop(&mut self) {
         match &mut self.stage {
-            Stage::Awaits(..) => self.executor.prepares_no_more(),
+            StagingStage::Awaits(..) => self.executor.prepares_no_more(),
             // The device may still write there.
-            Stage::Copies(launch, entries) if launch.ended().is_none() => {
+            StagingStage::Copies(launch, entries) if launch.ended().is_none() => {
                 std::mem::forget(entries.take());
             }
             _ => {}
@@ -377,7 +377,7 @@ pub(super) fn end(
     staged: Staged<'_>,
     title: Arc<str>,
     me: Rank,
-) -> Result<(Work, Results, Kept), Failure> {
+) -> Result<(GpuWork, Results, Kept), Failure> {
     let Staged {
         execution,
         entries,
@@ -400,7 +400,7 @@ pub(super) fn end(
     let results = results.into_iter().map(|result| copies.place(result));
     let results = results.collect::<Result<_, _>>()?;
     let CopiesBack { calls, buffers, .. } = copies;
-    let work = Work {
+    let work = GpuWork {
         title,
         seq: execution.seq.0,
         set: execution.set.0,

@@ -7,7 +7,7 @@ use super::Host;
 use crate::tensor::Tensor;
 
 /// A tensor that may be staged before it is decided to run its operation.
-pub(in crate::engine) struct Operand<'a> {
+pub(in crate::engine) struct PrestageOperand<'a> {
     pub(in crate::engine) set: ProcessSetId,
     pub(in crate::engine) members: &'a [Rank],
     pub(in crate::engine) op: &'a Op,
@@ -20,7 +20,7 @@ pub(in crate::engine) struct Operand<'a> {
 impl Host {
     /// Put the operand of an operation where the peers will look for it when it is decided to run it; `false` if it is
     /// not one for that.
-    pub(in crate::engine) fn prestage(&mut self, operand: &Operand<'_>) -> bool {
+    pub(in crate::engine) fn prestage(&mut self, operand: &PrestageOperand<'_>) -> bool {
         let tensor = operand.tensor;
         let layout = self.layouts.known(operand.set, operand.members);
         let elems = tensor.meta.elems().and_then(|n| usize::try_from(n).ok());

@@ -1,4 +1,4 @@
-//! The data plane's tuning in force, and on rank 0 who changes it.
+//! The data plane's tuning in force, and on rank 0 the search that changes it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -61,7 +61,7 @@ impl Tuned {
         }
     }
 
-    /// Put in force what was announced before this place in the order.
+    /// Puts the values in force that were announced before this place in the order.
     pub(super) fn catch_up(&mut self, announced: &mut Announced, next: Seq) {
         while announced.front().is_some_and(|(place, _)| *place < next) {
             if let Some((_, values)) = announced.pop_front() {
@@ -70,7 +70,7 @@ impl Tuned {
         }
     }
 
-    /// The job has ended, and well: if that was too early for tuning, say so.
+    /// Prints a warning if the job, which has ended well, was too short for tuning.
     pub(super) fn ended_well(&self) {
         let unfinished = self.autotuner.as_ref().and_then(|tuner| tuner.unfinished());
         if let Some(unfinished) = unfinished {
@@ -80,7 +80,7 @@ impl Tuned {
 
     fn apply(&mut self, values: &[u64]) {
         let Some(values) = Values::from_slice(values) else {
-            // Every rank says so alike and goes on as before: they come from one coordinator.
+            // All ranks received the same values, so all print this and keep the old ones.
             tracing::error!("rank 0 announced {} tuned values", values.len());
             return;
         };
