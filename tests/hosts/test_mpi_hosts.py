@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import network
@@ -73,26 +74,90 @@ def mpirun(mpi: Mpi, net, script: Path) -> list[str]:
     return [*launcher, "-np", "2", *words, sys.executable, os.fspath(script)]
 
 
-@pytest.mark.parametrize("name", LIBRARIES)
-def test_under_mpirun_nothing_has_to_be_set(name: str, net, jobs, tmp_path: Path) -> None:
-    mpi = find(name)
-    path = tmp_path / "script.py"
-    path.write_text(ALONE.format(imports="from mpi4py import MPI"))
-    ssh = f"-p {network.SSH_PORT} -i {net.folder / 'user'}"
-    env = {**mpi.env, "HYDRA_LAUNCHER_EXTRA_ARGS": ssh}
-    job = jobs(harness.Job(net.hosts[0].enter(mpirun(mpi, net, path)), env=env)).succeed()
-    found = sorted(line for line in job.stdout.splitlines() if "says" in line)
-    assert found == ["says host-a 0 2 0 0", "says host-b 1 2 0 1"]
+# Open MPI 5 has a store, which Horovod leaves alone (crates/horovod-pmi).
+WITH_STORE = [name for name in LIBRARIES if name != "open-mpi-wheel"]
 
 
-@pytest.mark.parametrize("name", LIBRARIES)
-def test_without_mpi4py_the_error_says_what_to_do(name: str, net, jobs, tmp_path: Path) -> None:
-    mpi = find(name)
-    path = tmp_path / "script.py"
-    path.write_text(ALONE.format(imports=""))
+@pytest.fixture
+def start(request: pytest.FixtureRequest, net, jobs, tmp_path: Path) -> Callable[..., harness.Job]:
+    """Starts a script on both hosts by `mpirun` of each MPI that is here."""
+    mpi = find(request.param)
     ssh = f"-p {network.SSH_PORT} -i {net.folder / 'user'}"
-    env = {**mpi.env, "HYDRA_LAUNCHER_EXTRA_ARGS": ssh}
-    job = jobs(harness.Job(net.hosts[0].enter(mpirun(mpi, net, path)), env=env))
+
+    def start(text: str, **env: str | None) -> harness.Job:
+        path = tmp_path / "script.py"
+        path.write_text(text)
+        words = net.hosts[0].enter(mpirun(mpi, net, path))
+        return jobs(harness.Job(words, env={**mpi.env, "HYDRA_LAUNCHER_EXTRA_ARGS": ssh, **env}))
+
+    return start
+
+
+BOTH = ["says host-a 0 2 0 0", "says host-b 1 2 0 1"]
+# MPI can still be initialised in the process after Horovod has used the launcher's store.
+MPI_AFTERWARDS = """
+from mpi4py import MPI
+assert MPI.COMM_WORLD.size == 2 and MPI.COMM_WORLD.rank == hvd.rank()
+assert MPI.COMM_WORLD.allreduce(hvd.rank()) == 1
+"""
+
+
+def greetings(job: harness.Job) -> list[str]:
+    """Lines of the ranks' output, sorted."""
+    return sorted(line for line in job.stdout.splitlines() if "says" in line)
+
+
+@pytest.mark.parametrize("start", LIBRARIES, indirect=True)
+def test_under_mpirun_mpi4py_suffices(start) -> None:
+    assert greetings(start(ALONE.format(imports="from mpi4py import MPI")).succeed()) == BOTH
+
+
+@pytest.mark.parametrize("start", WITH_STORE, indirect=True)
+def test_under_mpirun_nothing_has_to_be_set(start) -> None:
+    assert greetings(start(ALONE.format(imports="")).succeed()) == BOTH
+
+
+@pytest.mark.parametrize("start", WITH_STORE, indirect=True)
+def test_mpi_is_initialised_after_the_launchers_store_was_used(start) -> None:
+    assert greetings(start(ALONE.format(imports="") + MPI_AFTERWARDS).succeed()) == BOTH
+
+
+@pytest.mark.parametrize("start", WITH_STORE, indirect=True)
+def test_keys_that_differ_are_an_error_on_the_rank_that_has_another(start) -> None:
+    own_key = """
+import os, horovod.numpy as hvd
+os.environ["HOROVOD_JOB_KEY"] = f"{int(os.uname().nodename == 'host-b'):064x}"
+hvd.init()
+"""
+    job = start(own_key, HOROVOD_GLOO_TIMEOUT_SECONDS="10")
+    assert job.fail() != 0
+    assert "HOROVOD_JOB_KEY (or HOROVOD_JOB_KEY_FILE) differs from that of rank 0" in job.stderr, (
+        job.report()
+    )
+
+
+@pytest.mark.parametrize("start", WITH_STORE, indirect=True)
+def test_a_rank_that_never_calls_init_is_an_error_in_time(start) -> None:
+    waits = """
+import os, time, horovod.numpy as hvd
+if os.uname().nodename == "host-b":
+    time.sleep(3600)
+hvd.init()
+"""
+    job = start(waits, HOROVOD_GLOO_TIMEOUT_SECONDS="3")
+    assert job.fail() != 0
+    assert "not all ranks have called hvd.init() within 3 s" in job.stderr, job.report()
+
+
+@pytest.mark.parametrize("start", LIBRARIES, indirect=True)
+def test_without_a_store_the_error_says_what_to_do(start) -> None:
+    hidden = """
+import os
+for name in list(os.environ):
+    if name == "PMI_FD" or name.startswith("PMIX_SERVER_URI"):
+        del os.environ[name]
+"""
+    job = start(hidden + ALONE.format(imports=""))
     assert job.fail() != 0
     for text in ("cannot find each other safely", "import mpi4py.MPI before hvd.init()"):
         assert text in job.stderr, job.report()

@@ -481,6 +481,14 @@ FAULTS = (
         Rust("horovod-scheduler", ("a_process_alone_that_has_initialised_open_mpi_is_alone",)),
     ),
     Fault(
+        "answers-out-of-step",
+        "crates/horovod-pmi/src/pmi1.rs",
+        "std::mem::replace(&mut self.is_broken, true)",
+        "std::mem::replace(&mut self.is_broken, false)",
+        "after a request without an answer the next request goes on",
+        Rust("horovod-pmi", ("after_a_request_without_answer_the_store_is_of_no_use",)),
+    ),
+    Fault(
         "a-wait-that-communicates-waits",
         "crates/horovod-metrics/src/clock.rs",
         "is_at(Activity::Waiting) | (is_at(Activity::Executing) << 1)",

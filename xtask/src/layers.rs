@@ -10,6 +10,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("horovod-settings", 0),
     ("horovod-kernels", 1),
     ("horovod-scheduler", 1),
+    ("horovod-pmi", 1),
     ("horovod-gpu", 1),
     ("horovod-transport", 1),
     ("horovod-autotune", 2),

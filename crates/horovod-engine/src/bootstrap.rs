@@ -7,13 +7,16 @@
 mod file;
 #[cfg(feature = "testing")]
 pub(crate) mod harness;
+mod launchers_store;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use horovod_transport::rendezvous::{Server, ServerConfig};
-use horovod_transport::{Finder, JobKey, Ports, RendezvousPlace, loopback, resolve_interfaces};
+use horovod_transport::{
+    Finder, Interrupt, JobKey, Ports, RendezvousPlace, loopback, resolve_interfaces,
+};
 
 use crate::config::{Config, Environment};
 use crate::error::Error;
@@ -45,6 +48,8 @@ enum Locator {
     Address { host: String, port: u16 },
     /// It says so in a file, which also carries the key.
     File { path: PathBuf, on_this_host: bool },
+    /// It says so in the launcher's key-value store, which also carries the key.
+    Store(horovod_pmi::Found),
 }
 
 /// How this job meets.
@@ -70,18 +75,18 @@ pub(crate) struct Standing {
 
 /// How to reach the rendezvous; for rank 0 it runs from now on.
 pub(crate) enum Rendezvous {
-    /// Rank 0's own server.
-    Served(RendezvousPlace),
+    /// Rank 0 listens there.
+    Known(RendezvousPlace),
     /// Rank 0 is somewhere else.
-    Found(Finder),
+    Sought(Finder),
 }
 
 impl Rendezvous {
     /// The place, if it is known; what finds it, if not.
     pub(crate) fn split(self) -> Result<(RendezvousPlace, Option<Finder>), Error> {
         match self {
-            Self::Served(place) => Ok((place, None)),
-            Self::Found(finder) => {
+            Self::Known(place) => Ok((place, None)),
+            Self::Sought(finder) => {
                 // Nobody has this key; the finder brings the right one.
                 let key = JobKey::random().map_err(|e| Error::Init(e.to_string()))?;
                 let addresses = Vec::new();
@@ -95,6 +100,7 @@ impl Rendezvous {
 pub(crate) fn prepare(
     config: &Config,
     standing: &mut Option<Standing>,
+    interrupt: Option<&Interrupt>,
 ) -> Result<Rendezvous, Error> {
     let plan = plan(config)?;
     // A process that was rank 0 of another list of ranks must not dial its own server.
@@ -104,8 +110,12 @@ pub(crate) fn prepare(
     if !standing.as_ref().is_some_and(is_same) {
         *standing = None;
     }
+    if let Locator::Store(store) = &plan.locator {
+        let place = over_store(&store.clone(), config, plan, standing, interrupt)?;
+        return Ok(Rendezvous::Known(place));
+    }
     if config.rank == 0 {
-        return serve(config, plan, standing).map(Rendezvous::Served);
+        return serve(config, plan, standing).map(Rendezvous::Known);
     }
     let kept = standing.get_or_insert_with(|| Standing {
         locator: plan.locator.clone(),
@@ -114,7 +124,7 @@ pub(crate) fn prepare(
         last: Arc::default(),
         has_met: false,
     });
-    Ok(Rendezvous::Found(finder(plan, Arc::clone(&kept.last))))
+    Ok(Rendezvous::Sought(finder(plan, Arc::clone(&kept.last))))
 }
 
 /// After an attempt to meet. When all have met nobody will look for the file any more; when they never have, the next
@@ -130,6 +140,48 @@ pub(crate) fn settle(standing: &mut Option<Standing>, has_met: bool) {
     if !kept.has_met {
         *standing = None;
     }
+}
+
+/// Rank 0's place by the launcher's store; what the ranks agreed on before, where they have met.
+fn over_store(
+    store: &horovod_pmi::Found,
+    config: &Config,
+    plan: RendezvousPlan,
+    standing: &mut Option<Standing>,
+    interrupt: Option<&Interrupt>,
+) -> Result<RendezvousPlace, Error> {
+    let known = standing.as_ref().filter(|kept| kept.has_met);
+    let last = known.and_then(|kept| {
+        kept.last
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    });
+    if let Some(place) = last {
+        return Ok(place);
+    }
+    let own_key = plan.key.clone();
+    let (locator, size) = (plan.locator.clone(), plan.size);
+    let offer = (config.rank == 0)
+        .then(|| serve(config, plan, standing).map_err(|error| error.to_string()));
+    let place = launchers_store::meet(store, config, offer, interrupt)?;
+    if own_key.is_some_and(|own| own.to_hex() != place.key.to_hex()) {
+        return Err(Error::Init(
+            "HOROVOD_JOB_KEY (or HOROVOD_JOB_KEY_FILE) differs from that of rank 0, or rank 0 has none: set the same \
+             key on all ranks, or on none"
+                .to_owned(),
+        ));
+    }
+    if config.rank != 0 {
+        *standing = Some(Standing {
+            locator,
+            size,
+            server: None,
+            last: Arc::new(Mutex::new(Some(place.clone()))),
+            has_met: false,
+        });
+    }
+    Ok(place)
 }
 
 fn serve(
@@ -164,7 +216,7 @@ fn serve(
         locator => {
             let ports = match locator {
                 Locator::Address { port, .. } => Ports::One(*port),
-                Locator::File { .. } => config.ports,
+                Locator::File { .. } | Locator::Store(_) => config.ports,
             };
             let all = vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
             (
@@ -218,6 +270,7 @@ fn finder(plan: RendezvousPlan, last: Arc<Mutex<Option<RendezvousPlace>>>) -> Fi
                 let key = plan.key.clone().ok_or("there is no key")?;
                 resolve(host, *port).map(|addresses| RendezvousPlace { addresses, key })
             }
+            Locator::Store(_) => Err("the launcher's store is asked once".to_owned()),
         };
         let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
         match found {
@@ -240,8 +293,22 @@ fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
     }
 }
 
-/// Decides how to meet; the error says what to set.
+/// Decides how to meet; the error says what to set. The launcher's store comes last, for it has other readers.
 fn plan(config: &Config) -> Result<RendezvousPlan, Error> {
+    let settings = &config.bootstrap;
+    let is_named = settings.rank0_address.is_some() || settings.directory.is_some();
+    plan_without_store(config).or_else(|error| match &config.store {
+        // Its fences wait for all of the launcher's ranks.
+        Some(store) if config.listed.is_none() && !is_named => Ok(RendezvousPlan {
+            locator: Locator::Store(store.clone()),
+            key: user_key(config)?,
+            size: config.size,
+        }),
+        _ => Err(error),
+    })
+}
+
+fn plan_without_store(config: &Config) -> Result<RendezvousPlan, Error> {
     let settings = &config.bootstrap;
     let started = config.started.as_ref();
     let user_key = user_key(config)?;
@@ -317,7 +384,10 @@ pub fn lacks_rendezvous(env: &dyn Environment) -> bool {
         let settings = &config.bootstrap;
         let is_named = settings.rank0_address.is_some() || settings.directory.is_some();
         let is_met_elsewhere = config.size == 1 || !config.rendezvous.is_empty();
-        !is_named && !is_met_elsewhere && user_key(&config).is_ok() && plan(&config).is_err()
+        !is_named
+            && !is_met_elsewhere
+            && user_key(&config).is_ok()
+            && plan_without_store(&config).is_err()
     })
 }
 

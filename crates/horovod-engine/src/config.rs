@@ -84,6 +84,8 @@ pub struct Config {
     pub bootstrap: BootstrapSettings,
     /// The scheduler that started this process as one of several, if it was none of ours.
     pub started: Option<Started>,
+    /// The key-value store of that scheduler.
+    pub store: Option<horovod_pmi::Found>,
     /// Hint for an error of init, where ranks were given by hand in an element of a job array.
     pub job_array: Option<String>,
     /// The launcher's ranks that form the job, where the script lists some of them or another order.
@@ -125,6 +127,16 @@ pub struct Config {
     pub gpu: GpuSettings,
     /// `None`: off.
     pub autotune: Option<AutotuneSettings>,
+}
+
+/// The store of the launcher that started this process, if it knows the process under the same rank.
+fn store_of(started: &Started, env: &dyn Environment) -> Option<horovod_pmi::Found> {
+    let found = horovod_pmi::find(env)?;
+    let is_same = match &found {
+        horovod_pmi::Found::Pmi1(_) => true,
+        horovod_pmi::Found::Pmix { rank, .. } => *rank == started.rank,
+    };
+    (started.starts_mpi && is_same).then_some(found)
 }
 
 impl Config {
@@ -196,6 +208,7 @@ impl Config {
                 }
                 _ => None,
             },
+            store: started.as_ref().and_then(|started| store_of(started, env)),
             started,
             listed: None,
             places_follow: false,

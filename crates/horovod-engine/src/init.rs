@@ -218,7 +218,7 @@ fn connect(
     let (place, finder) = if has_launcher {
         (launchers_place(config)?, None)
     } else {
-        bootstrap::prepare(config, &mut standing)?.split()?
+        bootstrap::prepare(config, &mut standing, interrupt.as_ref())?.split()?
     };
     let mut mesh = MeshConfig::new(Rank(config.rank), config.size, place.key, place.addresses);
     mesh.finder = finder;

@@ -23,17 +23,7 @@ impl JobKey {
 
     /// Reads 64 hexadecimal digits; `None` for anything else.
     pub fn from_hex(text: &str) -> Option<Self> {
-        let digits = text.as_bytes();
-        if digits.len() != 64 {
-            return None;
-        }
-        let mut bytes = [0; 32];
-        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-            let high = char::from(pair[0]).to_digit(16)?;
-            let low = char::from(pair[1]).to_digit(16)?;
-            *byte = u8::try_from(high * 16 + low).ok()?;
-        }
-        Some(Self(bytes))
+        Some(Self(of_hex(text)?.try_into().ok()?))
     }
 
     /// Reads the digits from a file that the user keeps, and that other users of the machine cannot read. The error does
@@ -57,7 +47,11 @@ impl JobKey {
 
     /// The 64 digits that [`Self::from_hex`] reads, for a child's environment.
     pub fn to_hex(&self) -> String {
-        self.0.iter().map(|b| format!("{b:02x}")).collect()
+        hex(&self.0)
+    }
+
+    pub(crate) fn of_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
     }
 
     pub(crate) fn bytes(&self) -> &[u8; 32] {
@@ -78,6 +72,19 @@ impl fmt::Debug for JobKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("JobKey(..)")
     }
+}
+
+/// Two digits for each byte.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// The bytes that [`hex`] wrote; `None` for anything else.
+pub(crate) fn of_hex(text: &str) -> Option<Vec<u8>> {
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    let byte = |pair: &[u8]| u8::try_from(digit(pair[0])? * 16 + digit(pair[1])?).ok();
+    let digits = text.as_bytes();
+    (digits.len().is_multiple_of(2)).then(|| digits.chunks_exact(2).map(byte).collect())?
 }
 
 #[cfg(test)]

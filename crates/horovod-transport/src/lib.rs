@@ -48,6 +48,8 @@ pub mod probe;
 #[cfg(not(loom))]
 pub mod rendezvous;
 #[cfg(not(loom))]
+pub mod sealing;
+#[cfg(not(loom))]
 mod server;
 #[cfg(not(loom))]
 mod tcp;

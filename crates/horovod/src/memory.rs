@@ -296,7 +296,7 @@ impl<T: Element> Owned<T> {
 
 /// Where the result of an operation on a vector goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum SlicePlace {
     /// Into the vector itself.
     InPlace,
     /// Into memory of the engine.
@@ -309,14 +309,14 @@ pub(crate) fn start_owned<T: Element>(
     engine: &Engine,
     call: &Call<'_>,
     mut values: Vec<T>,
-    place: Place,
+    place: SlicePlace,
     done: impl FnOnce(Result<(OpResult, Vec<T>)>) + Send + 'static,
 ) -> Result<()> {
     let tensor = match place {
         // SAFETY: the tensor owns the vector, see below; it is not touched before the end of the operation.
-        Place::InPlace => unsafe { in_place(&mut values, call.shape) },
+        SlicePlace::InPlace => unsafe { in_place(&mut values, call.shape) },
         // SAFETY: as above.
-        Place::Allocated => unsafe { read_only(&values, call.shape) },
+        SlicePlace::Allocated => unsafe { read_only(&values, call.shape) },
     };
     // The elements stay where they are when the vector itself moves.
     let owned = Arc::new(Owned(Mutex::new(values)));

@@ -11,7 +11,7 @@ use horovod_engine::{Op, OpResult, in_callback};
 use crate::communicator::{Communicator, Received, received};
 use crate::element::{Element, Reduce, ReduceOp};
 use crate::error::{Error, Result};
-use crate::memory::{self, Place};
+use crate::memory::{self, SlicePlace};
 use crate::operation::{self, Call, Shape};
 
 /// The result of an operation that has begun: a future, which any executor can drive.
@@ -25,32 +25,32 @@ pub struct Pending<R> {
 }
 
 struct Awaited<R> {
-    state: Mutex<State<R>>,
+    state: Mutex<PendingState<R>>,
     ended: Condvar,
 }
 
-enum State<R> {
+enum PendingState<R> {
     Waiting(Option<Waker>),
     Ended(Result<R>),
     Taken,
 }
 
 impl<R> Awaited<R> {
-    fn lock(&self) -> MutexGuard<'_, State<R>> {
+    fn lock(&self) -> MutexGuard<'_, PendingState<R>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Stores the result, unless there is one.
     fn end(&self, result: Result<R>) {
         let mut state = self.lock();
-        if !matches!(*state, State::Waiting(_)) {
+        if !matches!(*state, PendingState::Waiting(_)) {
             return;
         }
-        let before = std::mem::replace(&mut *state, State::Ended(result));
+        let before = std::mem::replace(&mut *state, PendingState::Ended(result));
         drop(state);
         self.ended.notify_all();
         // Foreign code, without our lock.
-        if let State::Waiting(Some(waker)) = before {
+        if let PendingState::Waiting(Some(waker)) = before {
             waker.wake();
         }
     }
@@ -75,7 +75,7 @@ impl<R> std::fmt::Debug for Pending<R> {
 
 impl<R> Pending<R> {
     fn new() -> Self {
-        let state = Mutex::new(State::Waiting(None));
+        let state = Mutex::new(PendingState::Waiting(None));
         let ended = Condvar::new();
         let awaited = Arc::new(Awaited { state, ended });
         Self { awaited }
@@ -89,7 +89,7 @@ impl<R> Pending<R> {
 
     /// Whether the result is there; it does not wait.
     pub fn is_ended(&self) -> bool {
-        !matches!(*self.awaited.lock(), State::Waiting(_))
+        !matches!(*self.awaited.lock(), PendingState::Waiting(_))
     }
 
     /// Waits for the result on this thread, without an executor.
@@ -99,10 +99,10 @@ impl<R> Pending<R> {
     pub fn wait(self) -> Result<R> {
         let mut state = self.awaited.lock();
         loop {
-            match std::mem::replace(&mut *state, State::Taken) {
-                State::Ended(result) => return result,
-                State::Taken => return Err(taken()),
-                waiting @ State::Waiting(_) => *state = waiting,
+            match std::mem::replace(&mut *state, PendingState::Taken) {
+                PendingState::Ended(result) => return result,
+                PendingState::Taken => return Err(taken()),
+                waiting @ PendingState::Waiting(_) => *state = waiting,
             }
             if in_callback() {
                 return Err(Error::InCallback);
@@ -129,11 +129,11 @@ impl<R> Future for Pending<R> {
         // Foreign code of wakers runs without our lock.
         let waker = context.waker().clone();
         let mut state = self.awaited.lock();
-        match std::mem::replace(&mut *state, State::Taken) {
-            State::Ended(result) => Poll::Ready(result),
-            State::Taken => Poll::Ready(Err(taken())),
-            State::Waiting(before) => {
-                *state = State::Waiting(Some(waker));
+        match std::mem::replace(&mut *state, PendingState::Taken) {
+            PendingState::Ended(result) => Poll::Ready(result),
+            PendingState::Taken => Poll::Ready(Err(taken())),
+            PendingState::Waiting(before) => {
+                *state = PendingState::Waiting(Some(waker));
                 drop(state);
                 drop(before);
                 Poll::Pending
@@ -160,21 +160,21 @@ impl Communicator {
     /// ```
     pub fn allreduce_async<T: Reduce>(&self, values: Vec<T>, op: ReduceOp) -> Pending<Vec<T>> {
         let call = self.call("allreduce", operation::allreduce(op), Shape::Flat);
-        self.start(Ok(call), values, Place::InPlace, |_, values| values)
+        self.start(Ok(call), values, SlicePlace::InPlace, |_, values| values)
     }
 
     /// As [`broadcast`](Self::broadcast), in the memory of the vector, as a future.
     pub fn broadcast_async<T: Element>(&self, values: Vec<T>, root: usize) -> Pending<Vec<T>> {
         let op = self.broadcast_from(root);
         let call = op.map(|op| self.call("broadcast", op, Shape::Flat));
-        self.start(call, values, Place::InPlace, |_, values| values)
+        self.start(call, values, SlicePlace::InPlace, |_, values| values)
     }
 
     /// As [`allgather`](Self::allgather), as a future.
     pub fn allgather_async<T: Element>(&self, values: Vec<T>, row: usize) -> Pending<Vec<T>> {
         let shape = Shape::rows(row, values.len());
         let call = shape.map(|shape| self.call("allgather", Op::Allgather, shape));
-        self.start(call, values, Place::Allocated, |result, _| {
+        self.start(call, values, SlicePlace::Allocated, |result, _| {
             memory::first_output(result)
         })
     }
@@ -187,7 +187,9 @@ impl Communicator {
         rows: Option<&[usize]>,
     ) -> Pending<Received<T>> {
         let call = self.alltoall_call(values.len(), row, rows);
-        self.start(call, values, Place::Allocated, |result, _| received(result))
+        self.start(call, values, SlicePlace::Allocated, |result, _| {
+            received(result)
+        })
     }
 
     /// As [`reduce_scatter`](Self::reduce_scatter), as a future.
@@ -198,7 +200,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Pending<Vec<T>> {
         let call = self.reduce_scatter_call(values.len(), row, op);
-        self.start(call, values, Place::Allocated, |result, _| {
+        self.start(call, values, SlicePlace::Allocated, |result, _| {
             memory::first_output(result)
         })
     }
@@ -207,7 +209,7 @@ impl Communicator {
         &self,
         call: Result<Call<'_>>,
         values: Vec<T>,
-        place: Place,
+        place: SlicePlace,
         finish: impl FnOnce(OpResult, Vec<T>) -> R + Send + 'static,
     ) -> Pending<R> {
         let call = match call {

@@ -111,7 +111,7 @@ fn each_list_of_ranks_has_a_file_of_its_own() {
         config.listed = listed;
         match locator(&config).0 {
             Locator::File { path, .. } => path,
-            other @ Locator::Address { .. } => panic!("{other:?}"),
+            other => panic!("{other:?}"),
         }
     };
     let lists = [
@@ -240,4 +240,36 @@ fn without_anything_that_tells_jobs_apart_a_folder_is_needed() {
         on_this_host: false,
     };
     assert_eq!(locator(&config), (file, false));
+}
+
+#[test]
+fn the_launchers_store_is_used_where_nothing_else_says_how_to_meet() {
+    let found = horovod_pmi::Found::Pmi1(9);
+    let with_store = |started| {
+        let mut config = config(Some(started));
+        config.store = Some(found.clone());
+        config
+    };
+    let mpich = with_store(started("MPICH"));
+    assert_eq!(locator(&mpich), (Locator::Store(found.clone()), false));
+    let mut keyed = with_store(started("MPICH"));
+    keyed.job_key = Some(KEY.to_owned());
+    assert_eq!(locator(&keyed), (Locator::Store(found.clone()), true));
+    // One host needs nobody who passes on texts.
+    let here = with_store(Started {
+        one_host: true,
+        ..started("MPICH")
+    });
+    assert!(matches!(locator(&here).0, Locator::File { .. }));
+    // The user's choice, and what is wrong with it.
+    let mut named = with_store(started("MPICH"));
+    named.bootstrap.rank0_address = Some("n1:5".to_owned());
+    refused(&named, &["they have no common key"]);
+    // Others of the launcher's ranks would not come to the fence.
+    let mut listed = with_store(started("MPICH"));
+    listed.listed = Some(vec![0, 1]);
+    refused(&listed, &["cannot find each other safely"]);
+    let mut wrong = with_store(started("MPICH"));
+    wrong.job_key = Some("short".to_owned());
+    refused(&wrong, &["HOROVOD_JOB_KEY is not 64 hex digits"]);
 }

@@ -25,18 +25,18 @@ pub(super) struct InPlace {
 /// The operation that works on a span.
 struct Holder {
     name: String,
-    kind: Kind,
+    kind: AccessKind,
 }
 
 /// The use that an operation makes of its memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum AccessKind {
     Reduces,
     /// Two broadcasts may share memory: tied weights, all from one root.
     Broadcasts,
 }
 
-impl Kind {
+impl AccessKind {
     fn of(op: &Op) -> Option<Self> {
         match op {
             Op::Allreduce { .. } => Some(Self::Reduces),
@@ -60,13 +60,14 @@ impl InPlace {
         if self.spans.is_empty() {
             return None;
         }
-        let kind = Kind::of(op)?;
+        let kind = AccessKind::of(op)?;
         for span in tensors.iter().filter_map(span_in_place) {
             let shares = |other: &Range<usize>| other.start < span.end && span.start < other.end;
             let found = self.spans.iter().zip(&self.of);
             let mut found = found.filter(|(other, _)| shares(other));
-            let conflict =
-                found.find(|(_, of)| (of.kind, kind) != (Kind::Broadcasts, Kind::Broadcasts));
+            let conflict = found.find(|(_, of)| {
+                (of.kind, kind) != (AccessKind::Broadcasts, AccessKind::Broadcasts)
+            });
             if let Some((_, of)) = conflict {
                 return Some(&of.name);
             }
@@ -76,7 +77,7 @@ impl InPlace {
 
     /// Records the memory of an operation that begins.
     pub(super) fn record(&mut self, handle: Handle, request: &Request, tensors: &[Tensor]) {
-        let Some(kind) = Kind::of(&request.op) else {
+        let Some(kind) = AccessKind::of(&request.op) else {
             return;
         };
         for span in tensors.iter().filter_map(span_in_place) {
