@@ -136,15 +136,16 @@ hvd.init()
     )
 
 
-@pytest.mark.parametrize("start", WITH_STORE, indirect=True)
+# Open MPI ends a job by itself of which one process has ended without MPI.
+@pytest.mark.parametrize("start", ["mpich"], indirect=True)
 def test_a_rank_that_never_calls_init_is_an_error_in_time(start) -> None:
-    waits = """
-import os, time, horovod.numpy as hvd
+    ends = """
+import os, sys, horovod.numpy as hvd
 if os.uname().nodename == "host-b":
-    time.sleep(3600)
+    sys.exit()
 hvd.init()
 """
-    job = start(waits, HOROVOD_GLOO_TIMEOUT_SECONDS="3")
+    job = start(ends, HOROVOD_GLOO_TIMEOUT_SECONDS="3")
     assert job.fail() != 0
     assert "not all ranks have called hvd.init() within 3 s" in job.stderr, job.report()
 

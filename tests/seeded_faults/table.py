@@ -507,8 +507,8 @@ FAULTS = (
     Fault(
         "exit-code-swallowed",
         "crates/horovod-launch/src/job/ends.rs",
-        "(None, Some(culprit)) => (culprit.cause.code(), Outcome::Failure, paragraphs),",
-        "(None, Some(_)) => (0, Outcome::Failure, paragraphs),",
+        "(None, Some(culprit)) => (culprit.cause.code(), JobOutcome::Failure, paragraphs),",
+        "(None, Some(_)) => (0, JobOutcome::Failure, paragraphs),",
         "horovodrun ends with 0 although a rank has failed",
         Rust("horovod-launch", ("gives_the_failing_ranks_code_and_names_it_first",)),
     ),
@@ -541,10 +541,10 @@ FAULTS = (
     Fault(
         "root-ignored-by-the-fast-path",
         "crates/horovod-python/src/plain.rs",
-        "        let op = operation(BROADCAST, 0, 1.0, 1.0, root)?;\n"
-        '        self.begin(tensor, "broadcast", name, op, process_set, submit_and_wait)\n',
-        "        let op = operation(BROADCAST, 0, 1.0, 1.0, root * 0)?;\n"
-        '        self.begin(tensor, "broadcast", name, op, process_set, submit_and_wait)\n',
+        "        let op = op_from((BROADCAST, 0, 1.0, 1.0, root))?;\n"
+        "        self.begin(\n",
+        "        let op = op_from((BROADCAST, 0, 1.0, 1.0, root * 0))?;\n"
+        "        self.begin(\n",
         "torch.broadcast_ sends rank 0's tensor whatever the root",
         Ranks((f"{TORCH}/test_memory_orders.py::test_one_order_on_all_ranks",)),
     ),

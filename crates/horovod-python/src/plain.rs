@@ -205,8 +205,7 @@ impl PlainTensors {
     }
 
     /// Queue allreduces in place that begin together, one per tensor and name, and return their handles. There are
-    /// fewer where one is no such tensor, or was refused: neither that one nor any after it was queued. The caller has
-    /// proven that each tensor is alone on its memory.
+    /// fewer where one is no such tensor, or was refused: neither that one nor any after it was queued.
     fn allreduce_together(
         &self,
         tensors: &Bound<'_, PyList>,
@@ -236,7 +235,7 @@ impl PlainTensors {
                 };
                 let tensor = Tensors::One(tensor);
                 let submission = Submission::new(prefix, Some(name), op.clone(), set, tensor);
-                let Ok(handle) = queue(submission.keeping(Some(kept)).unshared()) else {
+                let Ok(handle) = queue(submission.keeping(Some(kept))) else {
                     break;
                 };
                 handles.push(handle.0);

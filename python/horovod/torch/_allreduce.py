@@ -99,8 +99,7 @@ def allreduce_(
 
     Autograd does not see the change; leaves that require gradients may be passed. Dense tensors are worked on where
     they are if they have the same order of strides on all ranks (contiguous, channels-last, transposed); others as a
-    copy, written back. Parameters and errors as in `allreduce`. A second operation in place on the same memory, such as
-    another view of one tensor, is a ValueError until the first has ended.
+    copy, written back. Parameters and errors as in `allreduce`.
     """
     if average is not None or type(op) is not int:
         op = resolve_op(op, average)

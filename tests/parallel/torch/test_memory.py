@@ -178,23 +178,3 @@ def test_gradients_that_are_replaced_between_backward_and_step():
                         optimizer.step()
                 optimizer.zero_grad()
         assert not bool(weight.any())
-
-
-@pytest.mark.parametrize(
-    "begin", [hvd.allreduce_async_, lambda x, **k: hvd.grouped_allreduce_async_([x], **k)]
-)
-def test_operations_in_place_on_views_of_one_tensor_are_refused_while_the_first_is_in_flight(begin):
-    tensor = torch.ones(8)
-    if hvd.rank() == 0 and hvd.size() > 1:
-        first = begin(tensor[:5], name="first", op=hvd.Sum)
-        for shared in (tensor[4:], tensor):
-            with pytest.raises(
-                ValueError, match=r"allreduce\.second .*allreduce\.first .*synchronize"
-            ):
-                begin(shared, name="second", op=hvd.Sum)
-    hvd.barrier()  # until here the others do not take part in the first
-    if hvd.rank() > 0 or hvd.size() == 1:
-        first = begin(tensor[:5], name="first", op=hvd.Sum)
-    hvd.synchronize(first)
-    hvd.synchronize(begin(tensor[4:], name="second", op=hvd.Sum))
-    assert tensor.tolist() == [hvd.size()] * 4 + [hvd.size() ** 2] + [hvd.size()] * 3

@@ -13,7 +13,6 @@ use horovod_protocol::{Completion, Shape};
 
 use super::accelerator::LaunchEnd;
 use super::by_number::ByNumber;
-use super::in_place::InPlace;
 use super::soft::WaitedFor;
 use crate::buffer::Buffer;
 use crate::error::Error;
@@ -101,8 +100,6 @@ struct HandleEntry {
 #[derive(Default)]
 pub(crate) struct Table {
     entries: ByNumber<HandleEntry>,
-    /// Memory of the operations that have not ended and work in place.
-    pub(super) in_place: InPlace,
     waiters: usize,
     /// Callbacks that are due, in this order.
     due_callbacks: VecDeque<DueCallback>,
@@ -138,7 +135,8 @@ impl Handles {
     }
 
     /// Inserts a handle, whose operation is pending from here on.
-    pub(crate) fn insert(&self, table: &mut Table, handle: Handle, end: Delivery) {
+    pub(crate) fn insert(&self, handle: Handle, end: Delivery) {
+        let mut table = self.lock();
         if matches!(end, Delivery::ToCallback(_)) {
             table.awaited_callbacks += 1;
             self.callbacks_changed.notify_all();
@@ -361,7 +359,6 @@ impl HandleEntry {
 
 impl Table {
     fn end(&mut self, handle: Handle, result: Result<OpResult, Error>) {
-        self.in_place.release(handle);
         let Entry::Occupied(mut entry) = self.entries.entry(handle.0) else {
             return;
         };

@@ -10,7 +10,6 @@ mod device_watch;
 mod driver;
 mod driver_lock;
 mod handles;
-mod in_place;
 mod inspection;
 mod recording;
 mod relay;

@@ -29,16 +29,6 @@ pub struct Submission<'a> {
     pub(super) splits: Option<Vec<i64>>,
     pub(super) end: Delivery,
     pub(super) allocator: Option<Allocator>,
-    pub(super) memory: Memory,
-}
-
-/// The caller's knowledge of the memory on which an operation works in place.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Memory {
-    /// Another operation in flight may work on the same bytes: the engine checks it.
-    Unknown,
-    /// The caller has proven that no other tensor is there.
-    Unshared,
 }
 
 impl<'a> Submission<'a> {
@@ -62,17 +52,7 @@ impl<'a> Submission<'a> {
             splits: None,
             end: Delivery::ToWaiter(None),
             allocator: None,
-            memory: Memory::Unknown,
         }
-    }
-
-    /// Says that no other tensor is on the memory of these: the engine does not search for other operations in place
-    /// on it.
-    #[must_use]
-    #[inline(always)] // as a call it moves all of the submission
-    pub fn unshared(mut self) -> Self {
-        self.memory = Memory::Unshared;
-        self
     }
 
     /// Alltoall: sets the rows of dimension 0 for each member; `None`: the same number for each.
@@ -203,29 +183,17 @@ impl Engine {
         let Negotiation {
             worker, request, ..
         } = &mut *state;
-        let mut table = self.shared.handles.lock();
-        let is_checked = submission.memory == Memory::Unknown;
-        let conflict = is_checked.then(|| table.in_place.conflict(&request.op, tensors));
-        let submitted = match conflict.flatten() {
-            None => worker.submit(id, request).map_err(Error::from),
-            Some(other) => Err(shares_memory(&request.name, other)),
-        };
-        let tag = match submitted {
+        let tag = match worker.submit(id, request) {
             Ok(tag) => tag,
             Err(e) => {
                 // The refused name may be of any length.
                 request.name = String::new();
-                return Err(e);
+                drop(state);
+                return Err(e.into());
             }
         };
         // Inserted only now: a thread that ends everything pending must not end an operation that was refused.
-        self.shared
-            .handles
-            .insert(&mut table, handle, submission.end);
-        if is_checked {
-            table.in_place.record(handle, request, tensors);
-        }
-        drop(table);
+        self.shared.handles.insert(handle, submission.end);
         // If other operations are pending, this one is likely to be fused with them.
         let alone = worker.pending() == 1;
         state.prestageable = tag.filter(|_| alone).map(|tag| (id, tag));
@@ -435,13 +403,6 @@ impl Negotiation {
 
 pub(super) fn vanished(handle: Handle) -> Error {
     Error::Internal(format!("handle {} vanished", handle.0))
-}
-
-fn shares_memory(name: &str, other: &str) -> Error {
-    Error::Invalid(format!(
-        "{name} would work in place on memory on which {other} works in place already. Before this call, wait for {other}, \
-         as with synchronize(), or pass a clone or copy of the tensor."
-    ))
 }
 
 /// Refuses combinations of element type, operation and factors that have no meaning.

@@ -234,45 +234,6 @@ fn a_duplicate_name_is_refused_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn operations_in_place_on_the_same_memory_are_refused_until_the_first_has_ended() {
-    on_ranks(2, |engine, rank| {
-        let data = vec![1.0f32; 8];
-        let part = |from: usize, to: usize| {
-            // SAFETY: the address lies in the vector.
-            let first = unsafe { data.as_ptr().add(from) }.cast_mut().cast::<u8>();
-            let len = (to - from) as u64;
-            tensor(DType::F32, &[len], first, Output::At(first))
-        };
-        let root = Op::Broadcast { root: Rank(0) };
-        let all_meet = || engine.barrier::<Error>(ProcessSetId::GLOBAL, || Ok(()));
-        if rank == 1 {
-            all_meet().unwrap();
-        }
-        let first = submit(engine, "first", SUM, vec![part(0, 5)]).unwrap();
-        if rank == 0 {
-            // It has not ended, because rank 1 submits it only after the barrier.
-            for op in [SUM, root.clone()] {
-                let error = submit(engine, "second", op, vec![part(4, 8)]).unwrap_err();
-                let text = error.to_string();
-                assert!(matches!(error, Error::Invalid(_)), "{text}");
-                assert!(
-                    text.contains("test.first") && text.contains("test.second"),
-                    "{text}"
-                );
-            }
-            all_meet().unwrap();
-        }
-        let beside = submit(engine, "beside", SUM, vec![part(5, 8)]).unwrap();
-        let _ = [first, beside].map(|handle| finish(engine, handle).unwrap());
-        let second = submit(engine, "second", SUM, vec![part(4, 8)]).unwrap();
-        finish(engine, second).unwrap();
-        let tied = ["a", "b"].map(|name| submit(engine, name, root.clone(), vec![part(0, 8)]));
-        let _ = tied.map(|handle| finish(engine, handle.unwrap()).unwrap());
-        assert_eq!(data, [2.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0, 4.0]);
-    });
-}
-
-#[test]
 fn joined_ranks_contribute_the_identity_and_the_mean_is_over_all_members_or_the_others() {
     for (join_average, mean) in [
         (JoinAverage::Members, 2.0 / 3.0),

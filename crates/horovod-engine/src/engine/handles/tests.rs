@@ -7,7 +7,7 @@ use super::*;
 impl Handles {
     pub(in crate::engine) fn create(&self, end: Delivery) -> Handle {
         let handle = Self::number();
-        self.insert(&mut self.lock(), handle, end);
+        self.insert(handle, end);
         handle
     }
 }
