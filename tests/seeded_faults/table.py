@@ -541,10 +541,8 @@ FAULTS = (
     Fault(
         "root-ignored-by-the-fast-path",
         "crates/horovod-python/src/plain.rs",
-        "        let op = op_from((BROADCAST, 0, 1.0, 1.0, root))?;\n"
-        "        self.begin(\n",
-        "        let op = op_from((BROADCAST, 0, 1.0, 1.0, root * 0))?;\n"
-        "        self.begin(\n",
+        "        let op = op_from((BROADCAST, 0, 1.0, 1.0, root))?;\n        self.begin(\n",
+        "        let op = op_from((BROADCAST, 0, 1.0, 1.0, root * 0))?;\n        self.begin(\n",
         "torch.broadcast_ sends rank 0's tensor whatever the root",
         Ranks((f"{TORCH}/test_memory_orders.py::test_one_order_on_all_ranks",)),
     ),
