@@ -2,7 +2,7 @@
 //! each other's addresses.
 //!
 //! [`find`] recognises two interfaces by variables of the launcher. PMI-1 is lines of text on an inherited descriptor:
-//! MPICH, Intel MPI, `srun --mpi=pmi2`. PMIx is a C library, which is looked up at run time: Open MPI, `srun --mpi=pmix`.
+//! MPICH, Intel MPI, `srun --mpi=pmi2`. PMIx is a C library, which is looked up at run time: Open MPI 4, `srun --mpi=pmix`.
 //! All processes of the launcher's job call [`Store::fence`] equally often. Values cross the launcher's network in
 //! clear, so no secret may be among them.
 
