@@ -150,17 +150,3 @@ def test_a_result_of_pythons_integers_that_does_not_fit_is_an_error(call):
 def test_arrays_wrap_as_in_numpy_and_what_fits_is_exact():
     assert hvd.allreduce(np.int64(2**62), op=hvd.Sum) == np.full(SIZE, 2**62).sum()
     assert hvd.allreduce(-(2**20), op=hvd.Product) == (-(2**20)) ** SIZE
-
-
-def test_operations_in_place_on_shared_memory_are_refused_while_the_first_is_in_flight():
-    array = np.ones(8, np.float32)
-    if RANK == 0 and SIZE > 1:
-        first = hvd.allreduce_async_(array[:5], name="first", op=hvd.Sum)
-        with pytest.raises(ValueError, match=r"allreduce\.second .* allreduce\.first "):
-            hvd.allreduce_async_(array[4:], name="second", op=hvd.Sum)
-    hvd.barrier()  # until here the others do not take part in the first
-    if RANK > 0 or SIZE == 1:
-        first = hvd.allreduce_async_(array[:5], name="first", op=hvd.Sum)
-    hvd.synchronize(first)
-    hvd.allreduce_(array[4:], name="second", op=hvd.Sum)
-    assert array.tolist() == [SIZE] * 4 + [SIZE**2] + [SIZE] * 3
