@@ -160,18 +160,11 @@ fn over_store(
     if let Some(place) = last {
         return Ok(place);
     }
-    let own_key = plan.key.clone();
+    let users_key = plan.key.clone();
     let (locator, size) = (plan.locator.clone(), plan.size);
     let offer = (config.rank == 0)
         .then(|| serve(config, plan, standing).map_err(|error| error.to_string()));
-    let place = launchers_store::meet(store, config, offer, interrupt)?;
-    if own_key.is_some_and(|own| own.to_hex() != place.key.to_hex()) {
-        return Err(Error::Init(
-            "HOROVOD_JOB_KEY (or HOROVOD_JOB_KEY_FILE) differs from that of rank 0, or rank 0 has none: set the same \
-             key on all ranks, or on none"
-                .to_owned(),
-        ));
-    }
+    let place = launchers_store::meet(store, config, users_key, offer, interrupt)?;
     if config.rank != 0 {
         *standing = Some(Standing {
             locator,

@@ -6,9 +6,11 @@
 //! All processes of the launcher's job call [`Store::fence`] equally often. Values cross the launcher's network in
 //! clear, so no secret may be among them.
 
+mod ancestors;
 mod pmi1;
 mod pmix;
 
+pub use ancestors::{Ancestor, ancestors};
 use horovod_settings::Environment;
 
 /// A store's refusal, in words.

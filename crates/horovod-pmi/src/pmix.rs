@@ -10,11 +10,9 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use crate::{Store, StoreError};
+use crate::{Store, StoreError, ancestors};
 
 const NAME: &str = "libpmix.so.2";
-/// A rank may be started by scripts of scripts.
-const ANCESTORS_MAX: usize = 8;
 /// `PMIX_SUCCESS`.
 const SUCCESS: c_int = 0;
 /// `PMIX_GLOBAL`: known to processes of all hosts.
@@ -172,7 +170,7 @@ fn checked(function: &str, code: c_int) -> Result<(), StoreError> {
 /// The library's functions. The library is never unloaded: its own threads run on.
 fn functions() -> Result<Functions, String> {
     let mut errors = Vec::new();
-    let found = of_ancestors().into_iter().chain([PathBuf::from(NAME)]);
+    let found = of_an_ancestor().into_iter().chain([PathBuf::from(NAME)]);
     for path in found {
         // SAFETY: its initialisers are those of the library that the launcher runs, or that the system offers for it.
         let library = match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) } {
@@ -201,38 +199,18 @@ fn functions() -> Result<Functions, String> {
     Err(format!("{NAME} cannot be loaded: {}", errors.join("; ")))
 }
 
-/// The library's file in the memory maps of the processes above this one.
-fn of_ancestors() -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    let mut process = "self".to_owned();
-    for _ in 0..ANCESTORS_MAX {
-        let Some(parent) = std::fs::read_to_string(format!("/proc/{process}/stat"))
-            .ok()
-            .and_then(|stat| {
-                let after_name = stat.rsplit_once(')')?.1;
-                after_name
-                    .split_ascii_whitespace()
-                    .nth(1)
-                    .map(str::to_owned)
-            })
-        else {
-            break;
-        };
-        let maps = std::fs::read_to_string(format!("/proc/{parent}/maps")).unwrap_or_default();
-        let path = maps.lines().find_map(|line| {
+/// The library's file in the memory maps of the nearest process above this one that has it.
+fn of_an_ancestor() -> Option<PathBuf> {
+    ancestors().find_map(|ancestor| {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", ancestor.pid)).ok()?;
+        maps.lines().find_map(|line| {
             let path = &line[line.find('/')?..];
             path.rsplit('/')
                 .next()?
                 .starts_with(NAME)
                 .then(|| PathBuf::from(path))
-        });
-        if let Some(path) = path {
-            found.push(path);
-            break;
-        }
-        process = parent;
-    }
-    found
+        })
+    })
 }
 
 static FINALIZE: OnceLock<Finalize> = OnceLock::new();

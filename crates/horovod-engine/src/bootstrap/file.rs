@@ -134,20 +134,8 @@ pub(super) fn remove(path: &Path) {
 
 /// Number and start of the nearest process above this one with this name, as all its descendants see it.
 pub(super) fn ancestor(name: &str) -> Option<String> {
-    let mut pid = rustix::process::getppid()?.as_raw_nonzero().get();
-    // No chain of parents is longer than this.
-    for _ in 0..64 {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let (head, tail) = stat.rsplit_once(')')?;
-        let mut fields = tail.split_whitespace();
-        let parent = fields.nth(1)?;
-        if head.split_once('(')?.1 == name {
-            // Field 22 of the whole line: when it started.
-            return Some(format!("{pid}-{}", fields.nth(17)?));
-        }
-        pid = parent.parse().ok().filter(|pid| *pid > 1)?;
-    }
-    None
+    let found = horovod_pmi::ancestors().find(|ancestor| ancestor.name == name)?;
+    Some(format!("{}-{}", found.pid, found.started))
 }
 
 #[cfg(test)]

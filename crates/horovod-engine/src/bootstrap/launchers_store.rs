@@ -1,7 +1,10 @@
 //! The exchange of rank 0's addresses and the job's key over the key-value store of a launcher.
 //!
-//! Others may read what is put there, so the key is sealed for each rank. The calls wait for other ranks without a
-//! limit of their own. They are made on a thread that is left to itself when the time is over.
+//! Others may read what is put there. A key that the user has set never goes there, in any form: each rank has it. Rank
+//! 0 makes a key where the user has set none, and seals that one for each rank.
+//!
+//! The calls wait for other ranks without a limit of their own. They are made on a thread that is left to itself when
+//! the time is over.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,9 +21,11 @@ use crate::error::Error;
 /// How often the caller's wish to leave is looked up.
 const POLL: Duration = Duration::from_millis(50);
 /// Launchers' values have at least 1,024 bytes.
-const ADDRESSES_BYTES_MAX: usize = 900;
+const VALUE_BYTES_MAX: usize = 900;
 /// Begins the text of rank 0 where it cannot serve the others; the rest is the reason.
 const PROBLEM: &str = "!";
+/// Stands for a public key where the rank has the user's key, and for a sealed key where rank 0 has it.
+const USERS_KEY: &str = "-";
 
 /// Exchanges that this process has begun. All ranks have begun equally many.
 static ROUND: AtomicU32 = AtomicU32::new(0);
@@ -28,10 +33,11 @@ static ROUND: AtomicU32 = AtomicU32::new(0);
 /// Rank 0's part: its place, or why there is none.
 pub(super) type Offer = Result<RendezvousPlace, String>;
 
-/// Meets the other ranks: every rank gets rank 0's place.
+/// Meets the other ranks: every rank gets rank 0's place. `users_key` is what `HOROVOD_JOB_KEY` says on this rank.
 pub(super) fn meet(
     found: &Found,
     config: &Config,
+    users_key: Option<JobKey>,
     offer: Option<Offer>,
     interrupt: Option<&Interrupt>,
 ) -> Result<RendezvousPlace, Error> {
@@ -42,7 +48,7 @@ pub(super) fn meet(
         .name("hvd-meet".to_owned())
         .spawn(move || {
             let met = (store.open().map_err(|e| e.to_string()))
-                .and_then(|mut store| exchange(&mut *store, round, (rank, size), offer));
+                .and_then(|mut store| exchange(&mut *store, round, (rank, size), users_key, offer));
             // It may have been given up.
             let _ = sender.send(met);
         })
@@ -78,6 +84,7 @@ fn exchange(
     store: &mut dyn Store,
     round: u32,
     (rank, size): (u32, u32),
+    users_key: Option<JobKey>,
     offer: Option<Offer>,
 ) -> Result<RendezvousPlace, String> {
     let text = |e: horovod_pmi::StoreError| e.to_string();
@@ -85,37 +92,110 @@ fn exchange(
     let sealed_for = |rank: u32| format!("hvd-{round}-sealed-{rank}");
     let addresses = format!("hvd-{round}-rank0");
     let own = KeyReceiver::new().map_err(|e| format!("no key for this rank: {e}"))?;
-    store.put(&key_of(rank), &own.public()).map_err(text)?;
+    let public = match users_key {
+        Some(_) => USERS_KEY.to_owned(),
+        None => own.public(),
+    };
+    store.put(&key_of(rank), &public).map_err(text)?;
     if let Some(offer) = &offer {
         let value = match offer {
             Ok(place) => text_of(&place.addresses),
-            Err(why) => format!("{PROBLEM}{}", why.replace(char::is_whitespace, "_")),
+            Err(why) => problem(why),
         };
         store.put(&addresses, &value).map_err(text)?;
     }
     store.fence().map_err(text)?;
+    let mut offer = offer;
     if let Some(Ok(place)) = &offer {
+        let mut publics = Vec::new();
         for other in 1..size {
-            let public = store.get(other, &key_of(other)).map_err(text)?;
-            let sealed = seal(&place.key, &public)
-                .ok_or_else(|| format!("rank {other} has put no public key: {public:?}"))?;
-            store.put(&sealed_for(other), &sealed).map_err(text)?;
+            publics.push(store.get(other, &key_of(other)).map_err(text)?);
+        }
+        let sealed = sealed_for_all(&publics, users_key.is_some(), &place.key);
+        for (other, public) in (1..).zip(0..publics.len()) {
+            let value = match &sealed {
+                Ok(sealed) => sealed[public].clone(),
+                Err(why) => problem(why),
+            };
+            store.put(&sealed_for(other), &value).map_err(text)?;
+        }
+        if let Err(why) = sealed {
+            offer = Some(Err(why));
         }
     }
     store.fence().map_err(text)?;
     if let Some(offer) = offer {
         return offer;
     }
-    let value = store.get(0, &addresses).map_err(text)?;
-    if let Some(why) = value.strip_prefix(PROBLEM) {
-        return Err(format!("rank 0: {}", why.replace('_', " ")));
-    }
-    let sealed = store.get(0, &sealed_for(rank)).map_err(text)?;
-    let key: JobKey = (own.open(&sealed))
-        .ok_or_else(|| "rank 0 has sealed the key for another process than this one".to_owned())?;
+    let value = without_problem(store.get(0, &addresses).map_err(text)?)?;
+    let sealed = without_problem(store.get(0, &sealed_for(rank)).map_err(text)?)?;
+    let key = match users_key {
+        Some(key) => key,
+        None => own.open(&sealed).ok_or_else(|| {
+            "rank 0 has sealed the key for another process than this one".to_owned()
+        })?,
+    };
     let addresses =
         read(&value).ok_or_else(|| format!("rank 0 has put no addresses: {value:?}"))?;
     Ok(RendezvousPlace { addresses, key })
+}
+
+/// What rank 0 puts for the other ranks, of which these are the public keys; or why they cannot meet.
+fn sealed_for_all(
+    publics: &[String],
+    has_users_key: bool,
+    key: &JobKey,
+) -> Result<Vec<String>, String> {
+    let with_other_sources: Vec<_> = (1..)
+        .zip(publics)
+        .filter(|(_, public)| (*public == USERS_KEY) != has_users_key)
+        .map(|(rank, _): (u32, _)| rank)
+        .collect();
+    if let Some(first) = with_other_sources.first() {
+        let (here, there) = match has_users_key {
+            true => ("is", "is not"),
+            false => ("is not", "is"),
+        };
+        let more = match with_other_sources.len() {
+            1 => String::new(),
+            count => format!(" and {} more", count - 1),
+        };
+        return Err(format!(
+            "HOROVOD_JOB_KEY (or HOROVOD_JOB_KEY_FILE) {here} set on rank 0, and {there} set on rank {first}{more}: \
+             set the same key on all ranks, or on none"
+        ));
+    }
+    let sealed = |public: &String| match has_users_key {
+        true => Ok(USERS_KEY.to_owned()),
+        false => seal(key, public).ok_or_else(|| format!("{public:?} is no public key")),
+    };
+    publics.iter().map(sealed).collect()
+}
+
+/// A value that says why the ranks cannot meet, without white space and short enough for a store.
+fn problem(why: &str) -> String {
+    let mut text = PROBLEM.to_owned();
+    for c in why.chars() {
+        match c {
+            '%' => text.push_str("%25"),
+            c if c.is_whitespace() => text.push_str("%20"),
+            c => text.push(c),
+        }
+        if text.len() > VALUE_BYTES_MAX {
+            break;
+        }
+    }
+    text
+}
+
+fn without_problem(value: String) -> Result<String, String> {
+    match value.strip_prefix(PROBLEM) {
+        Some(why) => Err(format!(
+            "rank 0: {}",
+            why.replace("%20", " ").replace("%25", "%")
+        )),
+        None => Ok(value),
+    }
 }
 
 /// As many addresses as a value holds. To another host the loopback is itself.
@@ -123,7 +203,7 @@ fn text_of(addresses: &[SocketAddr]) -> String {
     let mut text = String::new();
     for address in addresses.iter().filter(|at| !at.ip().is_loopback()) {
         let more = format!("{}{address}", if text.is_empty() { "" } else { "," });
-        if text.len() + more.len() <= ADDRESSES_BYTES_MAX {
+        if text.len() + more.len() <= VALUE_BYTES_MAX {
             text.push_str(&more);
         }
     }
@@ -178,7 +258,14 @@ mod tests {
         }
     }
 
-    fn met_by_all(size: u32, offer: &Offer) -> (Vec<Result<RendezvousPlace, String>>, SharedStore) {
+    type Met = Vec<Result<RendezvousPlace, String>>;
+
+    fn met_by_all(size: u32, offer: &Offer) -> (Met, SharedStore) {
+        met_with_keys(&vec![None; size as usize], offer)
+    }
+
+    fn met_with_keys(keys: &[Option<JobKey>], offer: &Offer) -> (Met, SharedStore) {
+        let size = keys.len() as u32;
         let shared = SharedStore {
             texts: Arc::default(),
             fence: Arc::new(Barrier::new(size as usize)),
@@ -187,7 +274,8 @@ mod tests {
         let ranks: Vec<_> = (0..size)
             .map(|rank| {
                 let (mut store, offer) = (shared.clone(), (rank == 0).then(|| offer.clone()));
-                std::thread::spawn(move || exchange(&mut store, 7, (rank, size), offer))
+                let key = keys[rank as usize].clone();
+                std::thread::spawn(move || exchange(&mut store, 7, (rank, size), key, offer))
             })
             .collect();
         let met = ranks.into_iter().map(|rank| rank.join().unwrap());
@@ -221,10 +309,56 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_of_rank_0_reaches_all() {
-        let (met, _) = met_by_all(3, &Err("no port is free".to_owned()));
+    fn a_key_of_the_users_is_not_even_sealed_in_the_store() {
+        let offered = place(&["10.0.0.1:5"]);
+        let keys = vec![Some(offered.key.clone()); 3];
+        let (met, shared) = met_with_keys(&keys, &Ok(offered.clone()));
         for met in met {
-            assert!(met.unwrap_err().contains("no port is free"));
+            let met = met.unwrap();
+            assert_eq!(met.key.to_hex(), offered.key.to_hex());
+            assert_eq!(met.addresses, offered.addresses);
+        }
+        let mut values: Vec<_> = shared.texts.lock().unwrap().values().cloned().collect();
+        values.sort();
+        values.dedup();
+        assert_eq!(values, ["-", "10.0.0.1:5"]);
+    }
+
+    #[test]
+    fn a_key_on_some_ranks_alone_is_one_error_on_all_ranks() {
+        let offered = place(&["10.0.0.1:5"]);
+        let key = || Some(offered.key.clone());
+        let cases = [
+            (
+                [key(), None, key()],
+                "(or HOROVOD_JOB_KEY_FILE) is set on rank 0, and is not set on rank 1:",
+            ),
+            (
+                [key(), None, None],
+                "(or HOROVOD_JOB_KEY_FILE) is set on rank 0, and is not set on rank 1 and 1 more:",
+            ),
+            (
+                [None, None, key()],
+                "(or HOROVOD_JOB_KEY_FILE) is not set on rank 0, and is set on rank 2:",
+            ),
+        ];
+        for (keys, words) in cases {
+            for met in met_with_keys(&keys, &Ok(offered.clone())).0 {
+                let error = met.unwrap_err();
+                assert!(error.contains(words), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_reason_of_rank_0_reaches_all() {
+        let why = "HOROVOD_PORT_RANGE=5-9: 100 % of its ports are in use";
+        for met in met_by_all(3, &Err(why.to_owned())).0 {
+            assert!(met.unwrap_err().ends_with(why));
+        }
+        // The store of this test has a limit.
+        for met in met_by_all(2, &Err("a b ".repeat(1000))).0 {
+            assert!(met.unwrap_err().contains("a b a b"));
         }
     }
 
