@@ -1,7 +1,7 @@
 """Which tests may run at the same time.
 
 Those in the lane `waits` mostly wait for their processes: any number of them may run. Those in `computes` keep the
-processors busy: as many run as there are processors for their ranks. Each folder or file is in a lane by `LANES`, a
+processors busy: another one starts while a processor is idle. Each folder or file is in a lane by `LANES`, a
 single test by a mark of that name. `pytest -m waits` and `pytest -m computes` select a lane.
 """
 
@@ -30,23 +30,25 @@ class Lane(enum.Enum):
 QUICK = ("compat", "unit")
 _WAITING = """
 chaos compat hosts seeded_faults unit absent_ranks altered_data bad_input callback_circles
-charts dialed_agents doctor elastic elastic_launcher elastic_repeated_failures executor failures images
-gpu_bad_input gpu_doctor gpu_failures gpu_interrupt gpu_other_users gpu_stall gpu_xla_failures
-jax_failures launcher launcher_events liveness loopback mpi mpi_launchers native_wait_signals
-out_of_memory ports ray ray_autoscaler
-resources run_elastic run_failures run_function schedulers security soft_wait spark
-spark_cluster spark_connect stall_report strangers tf_data_service tf_elastic threads timeline
-termination tree watching
+charts dialed_agents doctor elastic elastic_launcher elastic_repeated_failures executor failures
+images gpu_bad_input gpu_doctor gpu_failures gpu_interrupt gpu_other_users gpu_stall
+gpu_xla_failures jax_failures launcher launcher_events liveness loopback mpi mpi_launchers
+native_wait_signals out_of_memory ports ray ray_autoscaler resources run_elastic run_failures
+run_function schedulers security soft_wait spark spark_cluster spark_connect spark_estimators
+spark_keras_estimator spark_lightning_estimator stall_report strangers tf_data_service
+tf_elastic threads timeline termination tree watching
 """
 _COMPUTING = """
 mxnet oldest_tensorflow parallel algorithms autotune bench_command bench_ends examples
 gpu_adasum gpu_examples gpu_rocm inference keras lightning_strategy pages real_gpus rust
-spark_estimators spark_examples spark_keras_estimator spark_lightning_estimator tensorflow_ops
-removed_names tf_examples tf_v1_behavior tutorials
+spark_examples tensorflow_ops removed_names tf_examples tf_v1_behavior tutorials
 """
 LANES = dict.fromkeys(_WAITING.split(), Lane.WAITS) | dict.fromkeys(
     _COMPUTING.split(), Lane.COMPUTES
 )
+
+# The share of a processor that a rank of a computing test uses: it also waits for its peers. Measured over all of them.
+OF_A_RANK = 0.6
 
 # A test in `waits` fails if it exceeds both: this processor time, and this number of processors on average. On a loaded
 # machine a test gets fewer processors, never more, so load fails no test.
@@ -77,18 +79,18 @@ def of(item: pytest.Item) -> Lane:
     return next(lane for lane in Lane if item.get_closest_marker(lane.value))
 
 
-def processors(item: pytest.Item) -> int:
-    """How many processors a test keeps busy: none where it waits, else one for each rank, as far as that is known."""
+def processors(item: pytest.Item) -> float:
+    """How many processors a test keeps busy on average: none where it waits, else some of each rank, if known."""
     if of(item) is Lane.WAITS:
-        return 0
+        return 0.0
     params = item.callspec.params if hasattr(item, "callspec") else {}
     ranks = getattr(params.get("ran"), "np", params.get("np", 2))
-    return min(ranks, os.cpu_count() or 1)
+    return min(ranks * OF_A_RANK, float(os.cpu_count() or 1))
 
 
-def may_start(wanted: int, busy: int) -> bool:
-    """Whether a test that wants so many processors may start where so many are busy."""
-    return wanted == 0 or busy == 0 or wanted + busy <= (os.cpu_count() or 1)
+def may_start(wanted: float, busy: float) -> bool:
+    """Whether a test that keeps so many processors busy may start where so many are busy."""
+    return wanted == 0 or busy < (os.cpu_count() or 1)
 
 
 def is_quick(item: pytest.Item) -> bool:

@@ -38,7 +38,7 @@ class Group:
     """Tests that run one after the other in one process."""
 
     name: str
-    processors: int
+    processors: float
     items: list[pytest.Item] = field(default_factory=list)
 
 
@@ -80,7 +80,7 @@ def groups(items: list[pytest.Item]) -> list[Group]:
     found: dict[str, Group] = {}
     for item, names in zip(items, shared, strict=True):
         name = leader(names[0])
-        group = found.setdefault(name, Group(name, 0))
+        group = found.setdefault(name, Group(name, 0.0))
         group.items.append(item)
         group.processors = max(group.processors, lanes.processors(item))
     return sorted(found.values(), key=lambda group: (group.processors == 0, -len(group.items)))

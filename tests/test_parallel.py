@@ -3,8 +3,9 @@ the same tests.
 
 All files that are asked for run in one job per number of ranks: starting ranks costs more than most of the tests. Those
 of a folder with an `environments.json` run in other jobs, one for each name in it, which folders may share: with the
-variables that are set, and the numbers of ranks if not all, such as
-`{"jax": {"variables": {"KERAS_BACKEND": "jax"}, "np": [1, 2]}}`; with `--max-np 4` all.
+variables that are set, the numbers of ranks if not all, and files that also run on one rank, such as
+`{"jax": {"variables": {"KERAS_BACKEND": "jax"}, "np": [3], "alone": ["test_jax_training.py"]}}`; with `--max-np 4` all
+files run on all numbers.
 
 Cases of two ranks are also cases of three, save those of Adasum, whose rule is for a power of two. So few files of the
 usual environment run on two ranks: `ON_TWO_RANKS`. An environment with all of three runs on two with `--max-np 4`.
@@ -46,7 +47,9 @@ class Part:
 
     def runs_on(self, np: int, is_thorough: bool) -> bool:
         """Whether it runs on so many ranks."""
-        return is_thorough or np in self.description().get("np", [np])
+        described = self.description()
+        is_alone = np == 1 and self.file.name in described.get("alone", [])
+        return is_thorough or is_alone or np in described.get("np", [np])
 
 
 def _environments(file: Path) -> dict[str, dict[str, Any]]:

@@ -18,7 +18,8 @@ RESULT = re.compile(r"loss ([0-9.]+) accuracy ([0-9.]+) replicas equal: (true|fa
 @pytest.fixture(scope="module")
 def programs() -> Path:
     """The folder of the built examples."""
-    words = ["cargo", "build", "--locked", "--quiet", "--package", "horovod", "--examples"]
+    # The whole workspace, as in the Rust tests: for one package cargo would build its dependencies with other features.
+    words = ["cargo", "build", "--locked", "--quiet", "--workspace", "--examples"]
     words += ["--message-format", "json"]
     built = subprocess.run(
         words, cwd=harness.ROOT, capture_output=True, text=True, timeout=BUILD_LIMIT_S, check=False
