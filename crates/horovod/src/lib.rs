@@ -54,6 +54,9 @@ mod operation;
 mod pending;
 mod process_set;
 mod scope;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod testing;
 
 pub use communicator::{Communicator, Received};
 pub use element::{Element, Reduce, ReduceOp};
