@@ -34,7 +34,7 @@ LANGUAGES = {
     "python": "runs on two ranks, or alone where it starts ranks itself",
     "sh": "its commands run",
     "console": "its lines behind `$ ` run, the others are output",
-    "rust": "runs as a documentation test of the crate `horovod`",
+    "rust": "runs as a documentation test of the crate `horovod` or `horovod-candle`",
     "yaml": "is a file of the launcher's options, or variables of a pod",
     "c": "is a file, named in its first line",
     "diff": "changes the page's script; tests/integration/test_tutorials.py applies it and runs the result",
@@ -79,7 +79,7 @@ RUN_ELSEWHERE = {
     r"\bmpi4py\b": "tests/integration/test_mpi.py::test_the_scripts_of_the_documentation"
 }
 # Where the crate makes documentation tests of the pages with blocks in Rust.
-RUST_PAGES = "crates/horovod/tests/pages/mod.rs"
+RUST_PAGES = ("crates/horovod/tests/pages/mod.rs", "crates/horovod-candle/tests/pages/mod.rs")
 # Where a page's server of Spark Connect is.
 CONNECT = "sc://spark.example:15002"
 
@@ -139,8 +139,9 @@ class Block:
         if self.language == "diff":
             return True
         if self.language == "rust":
-            assert f'/{self.page}")' in (harness.ROOT / RUST_PAGES).read_text(), (
-                f"{self}: {RUST_PAGES} does not include the page"
+            included = "".join((harness.ROOT / file).read_text() for file in RUST_PAGES)
+            assert f'/{self.page}")' in included, (
+                f"{self}: none of {', '.join(RUST_PAGES)} includes the page"
             )
             return True
         test = _reason(self.text, RUN_ELSEWHERE) if self.language == "python" else None

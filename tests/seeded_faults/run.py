@@ -240,7 +240,7 @@ def describe(tests: Tests) -> str:
 def run_tests(tests: Tests) -> bool:
     """Whether any of these tests fails."""
     if isinstance(tests, Rust):
-        words = ["cargo", "nextest", "run", "--locked", *UNOPTIMISED, "-p", tests.crate]
+        words = ["cargo", "nextest", "run", "--locked", *UNOPTIMISED, *package_of(tests)]
         if are_unit_tests(tests):
             words.append("--lib")
         run([*words, "--no-run"], BUILD_LIMIT_S, check=True)
@@ -254,6 +254,14 @@ def run_tests(tests: Tests) -> bool:
     launcher = [VENV / "bin" / "horovodrun", "-np", str(tests.np)]
     # A rank may also be killed by a fault, or by the launcher because another one was.
     return failed([*launcher, *pytest, *nodes], (1, *range(128, 160)), variables)
+
+
+def package_of(tests: Rust) -> list[str]:
+    """Arguments of cargo for the crate, which may be a workspace of its own."""
+    crate = f"crates/{tests.crate}"
+    if (TREE / crate / "Cargo.lock").exists():
+        return ["--manifest-path", f"{crate}/Cargo.toml"]
+    return ["-p", tests.crate]
 
 
 def are_unit_tests(tests: Rust) -> bool:

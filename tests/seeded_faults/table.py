@@ -529,6 +529,23 @@ FAULTS = (
         "a broadcast in a process set comes from the rank of the job with the number of the member",
         Rust("horovod", ("a_process_set_has_operations_and_ranks_of_its_own",)),
     ),
+    Fault(
+        "oldest-state-wins",
+        "crates/horovod/src/elastic.rs",
+        "            commits,\n            standing,\n",
+        "            u64::MAX - commits,\n            standing,\n",
+        "after a loss, ranks of Rust go on from the oldest commit",
+        Rust("horovod", ("the_newest_state_that_was_trained_wins_then_the_lowest_rank",)),
+    ),
+    # ---- candle, which is tested in the second tier
+    Fault(
+        "unused-counts-as-one",
+        "crates/horovod-candle/src/gradients.rs",
+        "                let zeros = var.zeros_like()?;\n",
+        "                let zeros = var.ones_like()?;\n",
+        "a parameter that the loss of a rank does not use has a gradient of ones",
+        Rust("horovod-candle", ("unused_parameters_count_as_zero_and_pair_by_name",)),
+    ),
     # ---- glue
     Fault(
         "wrong-dtype-size",

@@ -21,6 +21,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("horovod-timeline", 2),
     ("horovod-engine", 3),
     ("horovod", 4),
+    ("horovod-candle", 5),
     ("horovod-launch", 4),
     ("horovod-python", 5),
     // It meets the core through C functions only, so it may use none of the others.

@@ -21,6 +21,14 @@ pub enum Error {
         /// The cause, as text for the user.
         cause: String,
     },
+    /// The launcher of an elastic job has removed this process from it.
+    Removed {
+        /// The cause, as text for the user.
+        cause: String,
+    },
+    /// Members of an elastic job are to be added or removed. The function that [`elastic::run`](crate::elastic::run) has
+    /// called returns this error, and is called again.
+    MembersChange,
     /// The arguments of this call have no meaning; nothing was sent.
     Invalid {
         /// The mistake, as text for the user.
@@ -123,6 +131,11 @@ impl fmt::Display for Error {
                 "horovod::init was called while a guard of an earlier call lives; pass that guard on, or drop it first",
             ),
             Self::Init { cause } => write!(f, "the job could not be started: {cause}"),
+            Self::Removed { cause } => f.write_str(cause),
+            Self::MembersChange => f.write_str(
+                "members of the job are to be added or removed; return this error from the function that \
+                 horovod::elastic::run has called",
+            ),
             Self::Invalid { mistake } => f.write_str(mistake),
             Self::NameInUse { name } => write!(
                 f,
@@ -187,7 +200,8 @@ impl Error {
     pub(crate) fn of(own: Option<usize>, error: engine::Error) -> Self {
         match error {
             engine::Error::NotInitialized | engine::Error::Closed => Self::Closed,
-            engine::Error::Init(cause) | engine::Error::Removed(cause) => Self::Init { cause },
+            engine::Error::Init(cause) => Self::Init { cause },
+            engine::Error::Removed(cause) => Self::Removed { cause },
             engine::Error::Invalid(mistake) => Self::Invalid { mistake },
             engine::Error::DuplicateName { name } => Self::NameInUse { name },
             engine::Error::Refused(refusal) => refused(&refusal),

@@ -36,6 +36,11 @@
 //! | borrowed, several | [`Communicator::scope`] | when the scope is left |
 //! | owned | [`Communicator::allreduce_async`] and its kin | a future, [`Pending`] |
 //!
+//! # Members that change
+//!
+//! [`elastic::run`] calls a training function again, with the state of the last commit, after a rank was lost. Members
+//! may also be added and removed.
+//!
 //! # Errors
 //!
 //! [`Error`] says what happened as data, and in a sentence. After a [mistake](Error::is_mistake) the job goes on. When a
@@ -45,6 +50,7 @@
 #![deny(unsafe_code)]
 
 mod communicator;
+pub mod elastic;
 mod element;
 mod error;
 mod guard;
@@ -54,6 +60,9 @@ mod operation;
 mod pending;
 mod process_set;
 mod scope;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod testing;
 
 pub use communicator::{Communicator, Received};
 pub use element::{Element, Reduce, ReduceOp};

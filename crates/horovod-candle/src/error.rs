@@ -1,0 +1,87 @@
+//! The errors of this crate; their text is made here.
+
+use std::fmt;
+
+/// A result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error of a call of this crate. `Display` and `Debug` print a sentence.
+#[non_exhaustive]
+pub enum Error {
+    /// An operation between the ranks has failed.
+    Horovod(horovod::Error),
+    /// A computation of candle has failed on this rank.
+    Candle(candle_core::Error),
+    /// Two ranks have different parameters, or different settings of the optimizer. All ranks get this, and the job
+    /// goes on.
+    Differ {
+        /// Both ranks, with the first parameter or setting that differs; `None` on a rank that has none of that name.
+        sides: [(usize, Option<String>); 2],
+    },
+    /// The arguments of this call have no meaning; nothing was sent.
+    Invalid {
+        /// The mistake, as text for the user.
+        mistake: String,
+    },
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Horovod(error) => error.fmt(f),
+            Self::Candle(error) => error.fmt(f),
+            Self::Differ {
+                sides: [(first, one), (second, other)],
+            } => {
+                let [one, other] = [one, other].map(|side| match side {
+                    Some(line) => line.as_str(),
+                    None => "no such parameter",
+                });
+                write!(
+                    f,
+                    "the ranks train different models: rank {first} has {one}, rank {second} has {other}; make the same \
+                     parameters and settings on all ranks"
+                )
+            }
+            Self::Invalid { mistake } => f.write_str(mistake),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Horovod(error) => Some(error),
+            Self::Candle(error) => Some(error),
+            Self::Differ { .. } | Self::Invalid { .. } => None,
+        }
+    }
+}
+
+impl From<horovod::Error> for Error {
+    fn from(error: horovod::Error) -> Self {
+        Self::Horovod(error)
+    }
+}
+
+impl From<candle_core::Error> for Error {
+    fn from(error: candle_core::Error) -> Self {
+        Self::Candle(error)
+    }
+}
+
+impl From<Error> for candle_core::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Candle(error) => error,
+            // Without a backtrace, which would change the first words of the text.
+            error => Self::Wrapped(Box::new(error)),
+        }
+    }
+}

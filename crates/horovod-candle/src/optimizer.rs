@@ -1,0 +1,253 @@
+//! The distributed optimizer: gradients of all ranks for one of candle's optimizers.
+
+use candle_core::Tensor;
+use candle_core::backprop::GradStore;
+use candle_nn::Optimizer;
+use horovod::{Communicator, ReduceOp};
+
+use crate::error::{Error, Result};
+use crate::gradients::{self, Group};
+use crate::parameters::{Parameters, Sorted, agree};
+
+/// An optimizer that steps with the gradients of all ranks.
+///
+/// ```
+/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_nn::{AdamW, Optimizer, ParamsAdamW, VarBuilder, VarMap};
+/// # fn main() -> horovod_candle::Result<()> {
+/// # let hvd = horovod::init()?;
+/// # let map = VarMap::new();
+/// # let weight = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu).get(3, "weight")?;
+/// use horovod_candle::DistributedOptimizer;
+///
+/// let inner = AdamW::new(map.all_vars(), ParamsAdamW::default())?;
+/// let mut optimizer = DistributedOptimizer::new(&hvd, inner, &map)?
+///     .backward_passes_per_step(2)
+///     .max_norm(1.0);
+/// for batch in 0..4 {
+///     let loss = (&weight * batch as f64)?.sum_all()?;
+///     let has_stepped = optimizer.backward_step(&loss)?;
+///     assert_eq!(has_stepped, batch % 2 == 1);
+/// }
+/// # Ok(()) }
+/// ```
+///
+/// All ranks must have the same parameters and settings; the first reduction checks that. A parameter that the loss of
+/// this rank does not use counts as a gradient of zeros, also if no rank uses it.
+///
+/// Replicas stay equal bit for bit if they begin so, see [`broadcast_parameters`](crate::broadcast_parameters).
+pub struct DistributedOptimizer<O> {
+    hvd: Communicator,
+    inner: O,
+    parameters: Sorted,
+    op: ReduceOp,
+    groups: usize,
+    passes: usize,
+    max_norm: Option<f64>,
+    /// Sums of the passes since the last reduction, and their number.
+    sums: GradStore,
+    done: usize,
+    /// Made by the first reduction.
+    plan: Option<Vec<Group>>,
+}
+
+impl<O: Optimizer> DistributedOptimizer<O> {
+    /// Wraps an optimizer of these parameters. Those of integers have no gradients and are left out.
+    ///
+    /// `hvd` is the guard, or the communicator of a process set.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if two parameters have the same name.
+    pub fn new(
+        hvd: &Communicator,
+        inner: O,
+        parameters: &(impl Parameters + ?Sized),
+    ) -> Result<Self> {
+        Ok(Self {
+            hvd: hvd.clone(),
+            inner,
+            parameters: Sorted::of(parameters)?.floats(),
+            op: ReduceOp::Average,
+            groups: 1,
+            passes: 1,
+            max_norm: None,
+            sums: GradStore::default(),
+            done: 0,
+            plan: None,
+        })
+    }
+
+    /// How the gradients of the ranks combine; without this call by `Average`.
+    #[must_use]
+    pub fn op(mut self, op: ReduceOp) -> Self {
+        self.op = op;
+        self
+    }
+
+    /// In how many operations the gradients of one type are reduced, each of neighbours by name; without this call
+    /// in one, and of more than 128 gradients in several.
+    #[must_use]
+    pub fn groups(mut self, groups: usize) -> Self {
+        self.groups = groups;
+        self
+    }
+
+    /// How many gradients are added on each rank before they are reduced; without this call 1. For their mean divide
+    /// the loss by this number.
+    #[must_use]
+    pub fn backward_passes_per_step(mut self, passes: usize) -> Self {
+        self.passes = passes;
+        self
+    }
+
+    /// Clips the reduced gradients before each step: they are scaled so that the norm of all of them is at most `max`.
+    #[must_use]
+    pub fn max_norm(mut self, max: f64) -> Self {
+        self.max_norm = Some(max);
+        self
+    }
+
+    /// Computes the gradients of `loss` and does [`step`](Self::step) with them.
+    ///
+    /// # Errors
+    /// Those of [`reduce`](Self::reduce).
+    pub fn backward_step(&mut self, loss: &Tensor) -> Result<bool> {
+        self.step(loss.backward()?)
+    }
+
+    /// Reduces the gradients, clips them if [`max_norm`](Self::max_norm) was set, and lets the inner optimizer step.
+    /// Returns whether it did: with [`backward_passes_per_step`](Self::backward_passes_per_step) not every call steps.
+    ///
+    /// # Errors
+    /// Those of [`reduce`](Self::reduce).
+    pub fn step(&mut self, gradients: GradStore) -> Result<bool> {
+        let Some(mut gradients) = self.reduce(gradients)? else {
+            return Ok(false);
+        };
+        if let Some(max) = self.max_norm {
+            self.clip(&mut gradients, max)?;
+        }
+        self.inner.step(&gradients)?;
+        Ok(true)
+    }
+
+    /// Adds the gradients to those of earlier passes. The last pass reduces the sums over all ranks and returns them,
+    /// the others return `None`. For a step of one's own making:
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{Optimizer, SGD, VarBuilder, VarMap};
+    /// # fn main() -> horovod_candle::Result<()> {
+    /// # let hvd = horovod::init()?;
+    /// # let map = VarMap::new();
+    /// # let weight = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu).get(3, "weight")?;
+    /// # let inner = SGD::new(map.all_vars(), 0.1)?;
+    /// # let mut optimizer = horovod_candle::DistributedOptimizer::new(&hvd, inner, &map)?;
+    /// let loss = weight.sum_all()?;
+    /// if let Some(mut gradients) = optimizer.reduce(loss.backward()?)? {
+    ///     let norm = optimizer.clip(&mut gradients, 0.5)?;
+    ///     assert!(norm > 1.7);
+    ///     optimizer.inner_mut().step(&gradients)?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// The gradients are reduced where they are. A clone of one of these tensors changes with it.
+    ///
+    /// # Errors
+    /// - [`Error::Differ`] on all ranks if two have different parameters or settings;
+    /// - [`Error::Invalid`] for a setting of 0, for a parameter of a type that cannot be sent, or a gradient of another
+    ///   type or shape than its parameter;
+    /// - [`Error::Horovod`] for those of [`Communicator`].
+    ///
+    /// After an error the passes are counted from 0 again.
+    pub fn reduce(&mut self, gradients: GradStore) -> Result<Option<GradStore>> {
+        self.check_settings()?;
+        let mut sums = std::mem::take(&mut self.sums);
+        sums.extend(gradients)?;
+        let done = std::mem::take(&mut self.done) + 1;
+        if done < self.passes {
+            (self.sums, self.done) = (sums, done);
+            return Ok(None);
+        }
+        let plan = match self.plan.take() {
+            Some(plan) => plan,
+            None => self.make_plan()?,
+        };
+        let plan = self.plan.insert(plan);
+        gradients::reduce(&self.hvd, self.op, &self.parameters, plan, &mut sums)?;
+        Ok(Some(sums))
+    }
+
+    /// Scales these gradients so that the norm of all of them is at most `max`, and returns the norm before. It is the
+    /// same on all ranks, which it would not be with the order of a `GradStore`.
+    ///
+    /// # Errors
+    /// [`Error::Candle`].
+    pub fn clip(&self, gradients: &mut GradStore, max: f64) -> Result<f64> {
+        gradients::clip(&self.parameters, gradients, max)
+    }
+
+    /// The learning rate of the inner optimizer.
+    pub fn learning_rate(&self) -> f64 {
+        self.inner.learning_rate()
+    }
+
+    /// Sets the learning rate of the inner optimizer; set the same on all ranks.
+    pub fn set_learning_rate(&mut self, rate: f64) {
+        self.inner.set_learning_rate(rate);
+    }
+
+    /// The inner optimizer.
+    pub fn inner(&self) -> &O {
+        &self.inner
+    }
+
+    /// The inner optimizer.
+    pub fn inner_mut(&mut self) -> &mut O {
+        &mut self.inner
+    }
+
+    /// The inner optimizer, without this one.
+    pub fn into_inner(self) -> O {
+        self.inner
+    }
+
+    fn check_settings(&self) -> Result<()> {
+        for (name, value) in [
+            ("groups", self.groups),
+            ("backward_passes_per_step", self.passes),
+        ] {
+            if value == 0 {
+                return Err(Error::Invalid {
+                    mistake: format!("{name} was set to 0; pass 1 or more"),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn make_plan(&self) -> Result<Vec<Group>> {
+        let (op, groups, passes) = (self.op, self.groups, self.passes);
+        let mut lines = self.parameters.lines();
+        lines.push(format!("op\t{op:?}"));
+        lines.push(format!("groups\t{groups}"));
+        lines.push(format!("backward_passes_per_step\t{passes}"));
+        lines.push(format!("max_norm\t{:?}", self.max_norm));
+        agree(&self.hvd, lines)?;
+        self.parameters.check_types()?;
+        Ok(gradients::groups(&self.parameters, groups))
+    }
+}
+
+impl<O: std::fmt::Debug> std::fmt::Debug for DistributedOptimizer<O> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DistributedOptimizer")
+            .field("inner", &self.inner)
+            .field("op", &self.op)
+            .field("groups", &self.groups)
+            .field("backward_passes_per_step", &self.passes)
+            .field("max_norm", &self.max_norm)
+            .finish_non_exhaustive()
+    }
+}
