@@ -18,6 +18,7 @@ mod publisher;
 mod sampler;
 mod snapshot;
 pub mod status;
+mod summary;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod text;
@@ -43,6 +44,7 @@ pub use kinds::{KINDS, LINKS, Link, OperationKind};
 pub use latest_reports::{FoundLateness, Round, is_message};
 pub use publisher::{PublishSettings, Publisher};
 pub use snapshot::{HostRow, RankRow, Snapshot};
+pub use summary::Summary;
 
 /// The number of a rendezvous' first generation.
 const FIRST_GENERATION: u64 = 1;

@@ -9,6 +9,7 @@ use crate::args::{Shell, Wanted, text};
 use crate::hosts::without_last_comma;
 use crate::mpi::Starter;
 use horovod_doctor::Form as DoctorForm;
+use horovod_settings as settings;
 
 const GENERAL: &str = "general";
 const HOSTS: &str = "hosts";
@@ -278,6 +279,15 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
         &["-prefix-timestamp", "--prefix-output-with-timestamp"],
         Action::Flag(|o| o.prefix_timestamp = true),
         "put the local time before each line",
+    ),
+    option(
+        OUTPUT,
+        &["--quiet"],
+        Action::Flag(|o| {
+            let never = "never".to_owned();
+            o.knobs.push((settings::SUMMARY.name, never));
+        }),
+        "no paragraph about a measured job at its end",
     ),
 ];
 
