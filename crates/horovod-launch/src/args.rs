@@ -54,6 +54,8 @@ pub struct Options {
     pub doctor: Option<DoctorForm>,
     /// Only show running jobs.
     pub status: Option<Wanted>,
+    /// Only show a running job until the user quits.
+    pub top: Option<Wanted>,
     /// Only report what this installation can do.
     pub check_build: bool,
     /// Only print the version.
@@ -171,7 +173,7 @@ fn complete(mut options: Options) -> Result<Options, UsageError> {
             .knobs
             .retain(|(name, _)| *name != settings::TIMELINE_MARK_CYCLES.name);
     }
-    if options.check_build || options.status.is_some() {
+    if options.check_build || options.status.is_some() || options.top.is_some() {
         return Ok(options);
     }
     // Hosts that a script names are not those of an allocation.
@@ -326,7 +328,7 @@ fn nearest(typed: &str) -> Option<&'static str> {
 fn usage() -> &'static str {
     "usage: horovodrun -np NUM_PROC [-H HOST:SLOTS,... | --hostfile FILE] [options] command [args ...]\n       \
      horovodrun --doctor [-H HOST:SLOTS,... | --hostfile FILE] [options] [command [args ...]]\n       \
-     horovodrun --status[=JOB] | --check-build | --completion SHELL | --version | --help"
+     horovodrun --status[=JOB] | --top[=JOB] | --check-build | --completion SHELL | --version | --help"
 }
 
 /// The whole help text, from the table.

@@ -76,15 +76,19 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
         GENERAL,
         &["--status"],
         Action::Either("JOB", |o, v| {
-            o.status = Some(match text(v)? {
-                "" => Wanted::All,
-                pid => Wanted::Process(pid.parse().map_err(|_| {
-                    format!("must be the number of rank 0's process, or nothing, got {pid:?}")
-                })?),
-            });
+            o.status = Some(job(v)?);
             Ok(())
         }),
         "start nothing: show the jobs of this user whose rank 0 runs on this host",
+    ),
+    option(
+        GENERAL,
+        &["--top"],
+        Action::Either("JOB", |o, v| {
+            o.top = Some(job(v)?);
+            Ok(())
+        }),
+        "start nothing: show one of these jobs in the terminal, until q is pressed",
     ),
     option(
         GENERAL,
@@ -290,6 +294,16 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
         "no paragraph about a measured job at its end",
     ),
 ];
+
+/// The job that an option names by the process of its rank 0.
+fn job(value: &OsStr) -> Result<Wanted, Wrong> {
+    Ok(match text(value)? {
+        "" => Wanted::All,
+        pid => Wanted::Process(pid.parse().map_err(|_| {
+            format!("must be the number of rank 0's process, or nothing, got {pid:?}")
+        })?),
+    })
+}
 
 fn port(value: &OsStr) -> Result<u16, Wrong> {
     let port = u16::try_from(whole(value)?).ok().filter(|port| *port > 0);
