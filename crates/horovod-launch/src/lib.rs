@@ -61,6 +61,7 @@ mod status;
 mod stdin;
 mod threads;
 mod top;
+mod trace;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -119,6 +120,15 @@ pub fn run(words: &[OsString]) -> u8 {
         return match top::run(wanted) {
             Ok(()) => 0,
             Err(why @ top::TopError::NoTerminal) => refuse(&why.to_string(), &events),
+            Err(why) => {
+                complain(&why.to_string());
+                1
+            }
+        };
+    }
+    if let Some((lasting, wanted)) = options.trace {
+        return match trace::run(wanted, lasting) {
+            Ok(text) => show(&text),
             Err(why) => {
                 complain(&why.to_string());
                 1

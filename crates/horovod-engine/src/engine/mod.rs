@@ -324,7 +324,10 @@ impl Engine {
         }
         let metrics = shared.metrics.as_ref();
         let publisher = metrics.filter(|_| topology.rank == Rank(0));
-        let publisher = publisher.map(|metrics| Publisher::start(&config.publish, metrics));
+        let publisher = publisher.map(|metrics| {
+            let tracer = Arc::new(recording::Traced(shared.timeline.clone()));
+            Publisher::start(&config.publish, metrics, tracer)
+        });
         let sleeper = mesh.waiter.sleeper();
         let driver = driver::Driver::new(&config, mesh, backends, shared.clone());
         let driver_lock = Arc::new(driver_lock::DriverLock::new(

@@ -8,6 +8,7 @@ use super::{
 use crate::args::{Shell, Wanted, text};
 use crate::hosts::without_last_comma;
 use crate::mpi::Starter;
+use crate::trace::parse_time;
 use horovod_doctor::Form as DoctorForm;
 use horovod_settings as settings;
 
@@ -89,6 +90,15 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
             Ok(())
         }),
         "start nothing: show one of these jobs in the terminal, until q is pressed",
+    ),
+    option(
+        GENERAL,
+        &["--trace"],
+        Action::Value("TIME", |o, v| {
+            o.trace = Some((parse_time(text(v)?)?, Wanted::All));
+            Ok(())
+        }),
+        "start nothing: record the next 5s, say, of one of these jobs as a timeline; the word after it is the job",
     ),
     option(
         GENERAL,
