@@ -36,7 +36,7 @@ gpu_xla_failures jax_failures launcher launcher_events liveness loopback mpi mpi
 native_wait_signals out_of_memory ports ray ray_autoscaler resources run_elastic run_failures
 run_function schedulers security soft_wait spark spark_cluster spark_connect spark_estimators
 spark_keras_estimator spark_lightning_estimator stall_report strangers tf_data_service
-tf_elastic threads timeline termination tree watching
+tf_elastic threads timeline end_of_job termination top trace_running_job tree watching
 """
 _COMPUTING = """
 mxnet oldest_tensorflow parallel algorithms autotune bench_command bench_ends candle examples

@@ -69,7 +69,7 @@ COMMANDS_NOT_RUN = {
     ),
     r"\b(docker|podman|apptainer|kubectl|helm|conda)\b": "needs containers, a cluster or conda",
     r"--device cuda\b": "needs GPUs",
-    r"^horovodrun --status": "shows jobs that run; tests/integration/test_watching.py starts some",
+    r"^horovodrun --(status|top|trace)": "shows jobs that run; test_watching.py, test_top.py and others start some",
     r"tests/chaos/": "takes minutes; the parts `chaos` and `soak` of tests/parts.toml run it",
 }
 # The same of blocks in Python.

@@ -104,6 +104,29 @@ pub fn allreduce(bytes: usize, layout: &SetLayout, tuning: &Tuning) -> Allreduce
     }
 }
 
+/// The algorithms by size: each with the most bytes that it is for, ascending; the last one has no limit.
+pub fn allreduce_classes(
+    layout: &SetLayout,
+    tuning: &Tuning,
+) -> Vec<(Option<usize>, AllreduceAlgorithm)> {
+    let shared = |ends: usize| tuning.exchange_max_bytes / ends.saturating_sub(1).max(1);
+    let mut bounds = [
+        tuning.direct_max_bytes,
+        shared(layout.hosts()),
+        shared(layout.members()),
+    ];
+    bounds.sort_unstable();
+    let mut classes: Vec<(Option<usize>, AllreduceAlgorithm)> = Vec::new();
+    for most in bounds.into_iter().map(Some).chain([None]) {
+        let algorithm = allreduce(most.unwrap_or(usize::MAX), layout, tuning);
+        match classes.last_mut().filter(|(_, last)| *last == algorithm) {
+            Some((limit, _)) => *limit = most,
+            None => classes.push((most, algorithm)),
+        }
+    }
+    classes
+}
+
 /// The algorithm where partial results cannot be passed on, because every element has to be combined in
 /// one go: the average of integers, whose sums may not fit their type.
 pub fn allreduce_at_once(bytes: usize, layout: &SetLayout, tuning: &Tuning) -> AllreduceAlgorithm {
@@ -199,6 +222,21 @@ mod tests {
             (&[0, 0, 1], large, Hierarchical(Across::Pairwise)),
         ] {
             assert_eq!(chosen(hosts, bytes, &tuning), want, "{hosts:?} {bytes}");
+        }
+    }
+
+    #[test]
+    fn classes_change_where_the_choice_changes() {
+        let tuning = Tuning::default();
+        for hosts in [&[0][..], &[0, 0], &[0, 1], &[0, 0, 1], &[0, 1, 2, 2, 3]] {
+            let layout = SetLayout::of_hosts(hosts);
+            let classes = allreduce_classes(&layout, &tuning);
+            assert_eq!(classes.last().map(|(most, _)| *most), Some(None));
+            for pair in classes.windows(2) {
+                let (most, below) = (pair[0].0.expect("a limit"), pair[0].1);
+                assert_eq!(allreduce(most, &layout, &tuning), below);
+                assert_eq!(allreduce(most + 1, &layout, &tuning), pair[1].1);
+            }
         }
     }
 

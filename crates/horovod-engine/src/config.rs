@@ -15,7 +15,7 @@ pub use horovod_autotune::AutotuneSettings;
 use horovod_metrics::PublishSettings;
 use horovod_settings::{self as settings, Decimal, Declaration};
 pub use horovod_settings::{
-    Environment, JoinAverage, ProcessEnvironment, SETTINGS, Setting, nearest_setting,
+    Environment, JoinAverage, ProcessEnvironment, SETTINGS, Setting, SummaryWhen, nearest_setting,
     unknown_settings,
 };
 use horovod_timeline::TimelineSetting;
@@ -121,6 +121,7 @@ pub struct Config {
     pub checksums: bool,
     pub metrics: bool,
     pub publish: PublishSettings,
+    pub summary: SummaryWhen,
     pub timeline: Option<TimelineSetting>,
     pub timeline_mark_cycles: bool,
     pub algorithms: Algorithms,
@@ -242,6 +243,7 @@ impl Config {
             checksums: settings::DATA_CHECKSUM.read(env)?,
             metrics: metrics::is_on(env)?,
             publish: metrics::publish(env)?,
+            summary: settings::SUMMARY.read(env)?,
             timeline: settings::TIMELINE
                 .read(env)?
                 .map(|value| match value.as_str() {

@@ -3,18 +3,23 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread::{self, ThreadId};
+use std::time::Duration;
 
 use horovod_collectives::SetLayout;
+use horovod_metrics::Summary;
 use horovod_protocol::{Leaving, Rank};
 use horovod_transport::{
     ConnectError, Interrupt, Membership, Mesh, MeshConfig, RendezvousPlace, Topology, fork_epoch,
 };
 
 use crate::bootstrap::{self, Standing};
-use crate::config::{self, Config, Members, ProcessEnvironment};
+use crate::config::{self, Config, Members, ProcessEnvironment, SummaryWhen};
 use crate::engine::{Engine, in_callback};
 use crate::error::Error;
 use crate::threads;
+
+/// A job that was shorter is not summed up, unless the user has asked for it.
+const SUMMARY_AFTER: Duration = Duration::from_secs(10);
 
 /// Training state of a process of an elastic job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,6 +47,8 @@ struct Runtime {
     /// Held for a moment only: queries must not wait for a start, they may come with the interpreter's lock.
     engine: Mutex<Option<Arc<Engine>>>,
     training_state: Mutex<TrainingState>,
+    /// Figures of the rounds in which this process was rank 0; `None` if it is another rank now, or nothing is printed.
+    summary: Mutex<Option<(Summary, SummaryWhen)>>,
     /// Of a job without a launcher; kept from one init to the next.
     standing: Mutex<Option<Standing>>,
     child: OnceLock<Box<Runtime>>,
@@ -77,6 +84,10 @@ impl Runtime {
     /// Whether the calling thread is amid `init`.
     fn is_starting_here(&self) -> bool {
         *self.starter() == Some(thread::current().id())
+    }
+
+    fn summary(&self) -> MutexGuard<'_, Option<(Summary, SummaryWhen)>> {
+        self.summary.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Arc<Engine>>> {
@@ -351,7 +362,30 @@ pub fn shutdown_because(why: Leaving) {
     let engine = runtime.lock().take();
     if let Some(engine) = engine {
         engine.shutdown_because(why);
+        sum_up(&engine, &mut runtime.summary());
     }
+}
+
+/// Adds the last figures of an engine that has ended.
+fn sum_up(engine: &Engine, so_far: &mut Option<(Summary, SummaryWhen)>) {
+    let when = engine.config().summary;
+    let is_wanted = when != SummaryWhen::Never && engine.topology().rank == Rank(0);
+    let last = engine.stats().filter(|_| is_wanted);
+    *so_far = last.map(|round| {
+        let mut summary = so_far
+            .take()
+            .map(|(summary, _)| summary)
+            .unwrap_or_default();
+        summary.add(&round);
+        (summary, when)
+    });
+}
+
+/// Takes the paragraph about the job at the end of a process that was rank 0; `None` if there is nothing to say.
+pub fn take_summary() -> Option<String> {
+    let (summary, when) = runtime().summary().take()?;
+    let is_always = when == SummaryWhen::Always;
+    (is_always || summary.is_noteworthy(SUMMARY_AFTER)).then(|| summary.to_string())
 }
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ pub use horovod_transport::{
 #[cfg(not(loom))]
 pub use init::{
     TrainingState, engine, hold_state, init, init_interruptible, init_members, init_with,
-    is_elastic, is_initialized, shutdown, shutdown_because, transports, try_engine,
+    is_elastic, is_initialized, shutdown, shutdown_because, take_summary, transports, try_engine,
 };
 #[cfg(not(loom))]
 pub use tensor::{Output, ReadyEvent, Tensor, Tensors};

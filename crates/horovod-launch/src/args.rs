@@ -6,6 +6,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use horovod_settings::{self as settings, ProcessEnvironment};
 
@@ -17,6 +18,7 @@ pub use crate::options::ElasticOptions;
 use crate::options::{self, OptionSpec};
 pub use crate::status::Wanted;
 use crate::stdin;
+use crate::trace;
 pub use horovod_doctor::Form as DoctorForm;
 
 /// Options of the command line.
@@ -54,6 +56,10 @@ pub struct Options {
     pub doctor: Option<DoctorForm>,
     /// Only show running jobs.
     pub status: Option<Wanted>,
+    /// Only show a running job until the user quits.
+    pub top: Option<Wanted>,
+    /// Only record so much of a running job.
+    pub trace: Option<(Duration, Wanted)>,
     /// Only report what this installation can do.
     pub check_build: bool,
     /// Only print the version.
@@ -171,7 +177,12 @@ fn complete(mut options: Options) -> Result<Options, UsageError> {
             .knobs
             .retain(|(name, _)| *name != settings::TIMELINE_MARK_CYCLES.name);
     }
-    if options.check_build || options.status.is_some() {
+    if let Some((_, wanted)) = &mut options.trace {
+        *wanted = trace::parse_job(&options.command)
+            .map_err(|wrong| UsageError(format!("argument --trace: {wrong}")))?;
+        return Ok(options);
+    }
+    if options.check_build || options.status.is_some() || options.top.is_some() {
         return Ok(options);
     }
     // Hosts that a script names are not those of an allocation.
@@ -326,7 +337,8 @@ fn nearest(typed: &str) -> Option<&'static str> {
 fn usage() -> &'static str {
     "usage: horovodrun -np NUM_PROC [-H HOST:SLOTS,... | --hostfile FILE] [options] command [args ...]\n       \
      horovodrun --doctor [-H HOST:SLOTS,... | --hostfile FILE] [options] [command [args ...]]\n       \
-     horovodrun --status[=JOB] | --check-build | --completion SHELL | --version | --help"
+     horovodrun --status[=JOB] | --top[=JOB] | --trace TIME [JOB]\n       \
+     horovodrun --check-build | --completion SHELL | --version | --help"
 }
 
 /// The whole help text, from the table.

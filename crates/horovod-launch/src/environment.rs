@@ -129,6 +129,16 @@ pub(crate) fn log_level() -> String {
     settings::text_of(&ProcessEnvironment, settings::LOG_LEVEL.name).unwrap_or_default()
 }
 
+/// Whether the terminal cannot move its cursor.
+pub(crate) fn is_dumb_terminal() -> bool {
+    settings::text_of(&ProcessEnvironment, "TERM").is_some_and(|name| name == "dumb")
+}
+
+/// Whether the user has not turned colours off (https://no-color.org).
+pub(crate) fn wants_colours() -> bool {
+    settings::text_of(&ProcessEnvironment, "NO_COLOR").is_none()
+}
+
 /// See [`crate::parent_watch`].
 #[expect(
     clippy::disallowed_methods,

@@ -99,8 +99,11 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
     let check = check_of(options, &placements);
     let interfaces = &options.network_interfaces;
     let rendezvous = Rendezvous::start_with_check(check, size, reach, interfaces)?;
-    if options.verbose {
-        describe_plan(&mut output, options, &placements, &are_local, &rendezvous);
+    for line in plan(options, &placements, &are_local, &rendezvous) {
+        match options.verbose {
+            true => output.note(&format!("horovodrun: {line}")),
+            false => tracing::debug!("{line}"),
+        }
     }
     let cwd = working_directory()?;
     let now = Instant::now();
@@ -321,40 +324,59 @@ fn cores_of_this_machine(name: &str) -> Option<u32> {
     is_own.then(|| Share::of_this_process().usable)
 }
 
-fn describe_plan(
-    output: &mut Output,
+/// The plan of the job and its reasons, for `--verbose` and for the log.
+fn plan(
     options: &Options,
     placements: &[Placement],
     are_local: &[bool],
     rendezvous: &Rendezvous,
-) {
+) -> Vec<String> {
+    let mut lines = vec![format!("the hosts are {}", origin_of_hosts(options))];
     for (placement, local) in placements.iter().zip(are_local) {
         let ranks: Vec<String> = placement.slots.iter().map(|s| s.rank.to_string()).collect();
         let how = if *local { "this host" } else { "over ssh" };
-        output.note(&format!(
-            "horovodrun: {} ({how}): ranks {}",
-            placement.host.name,
-            ranks.join(", ")
-        ));
+        let name = &placement.host.name;
+        lines.push(format!("{name} ({how}): ranks {}", ranks.join(", ")));
     }
     let places: Vec<String> = rendezvous
         .addresses()
         .iter()
         .map(ToString::to_string)
         .collect();
-    output.note(&format!(
-        "horovodrun: the ranks meet at {}",
-        places.join(", ")
-    ));
+    let why = match (&options.network_interfaces[..], are_local.contains(&false)) {
+        ([], true) => "all interfaces, because some hosts are remote".to_owned(),
+        ([], false) => "because all ranks are on this host".to_owned(),
+        (named, _) => format!("because --network-interfaces names {}", named.join(", ")),
+    };
+    lines.push(format!("the ranks meet at {} ({why})", places.join(", ")));
     for (name, value) in &options.knobs {
-        output.note(&format!("horovodrun: {name}={value}"));
+        lines.push(format!("{name}={value}"));
     }
     let words: Vec<_> = options
         .command
         .iter()
         .map(|word| word.to_string_lossy())
         .collect();
-    output.note(&format!("horovodrun: each rank runs: {}", words.join(" ")));
+    lines.push(format!("each rank runs: {}", words.join(" ")));
+    lines
+}
+
+/// The source of the list of hosts, as [`wanted_hosts`] chooses it.
+fn origin_of_hosts(options: &Options) -> String {
+    if options.hosts.is_some() {
+        return "those of -H".to_owned();
+    }
+    if let Some(allocation) = &options.allocation {
+        return format!(
+            "those of the allocation of {} ({})",
+            allocation.by, allocation.variables
+        );
+    }
+    match (&options.hostfile, environment::default_hostfile()) {
+        (Some(file), _) => format!("those of --hostfile {}", file.display()),
+        (None, Some(file)) => format!("those of {}", file.display()),
+        (None, None) => "this one, because none are named".to_owned(),
+    }
 }
 
 pub(crate) fn open_links(

@@ -60,6 +60,8 @@ mod signals;
 mod status;
 mod stdin;
 mod threads;
+mod top;
+mod trace;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -110,6 +112,25 @@ pub fn run(words: &[OsString]) -> u8 {
             Ok(text) => show(&text),
             Err(why) => {
                 complain(&why);
+                1
+            }
+        };
+    }
+    if let Some(wanted) = options.top {
+        return match top::run(wanted) {
+            Ok(()) => 0,
+            Err(why @ top::TopError::NoTerminal) => refuse(&why.to_string(), &events),
+            Err(why) => {
+                complain(&why.to_string());
+                1
+            }
+        };
+    }
+    if let Some((lasting, wanted)) = options.trace {
+        return match trace::run(wanted, lasting) {
+            Ok(text) => show(&text),
+            Err(why) => {
+                complain(&why.to_string());
                 1
             }
         };

@@ -1,6 +1,7 @@
 //! `horovodrun --status`: the figures of running jobs of this user on this host, whoever started them.
 
 use std::fmt::Write;
+use std::io;
 
 use horovod_metrics::status::{Job, jobs};
 
@@ -11,6 +12,45 @@ pub enum Wanted {
     All,
     /// The one whose rank 0 is this process.
     Process(u32),
+}
+
+/// Why no job was chosen.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ChoiceError {
+    #[error("the system does not list local sockets: {0}")]
+    NoList(io::Error),
+    #[error(
+        "no job of this user has its rank 0 on this host; only a measured job is found: start it with HOROVOD_METRICS=1"
+    )]
+    NoJob,
+    #[error("process {0} is no rank 0 of a measured job of this user on this host{1}")]
+    NotThisJob(u32, String),
+    #[error("there are several jobs, {0}: choose one with {1}")]
+    SeveralJobs(String, &'static str),
+}
+
+/// The one job that is asked for. `by` is the option that chooses among several.
+pub(crate) fn choose(wanted: Wanted, by: &'static str) -> Result<Job, ChoiceError> {
+    chosen(wanted, jobs().map_err(ChoiceError::NoList)?, by)
+}
+
+fn chosen(wanted: Wanted, mut all: Vec<Job>, by: &'static str) -> Result<Job, ChoiceError> {
+    all.dedup_by_key(|job| job.pid);
+    let names: Vec<String> = all.iter().map(|job| job.pid.to_string()).collect();
+    let names = names.join(", ");
+    let count = all.len();
+    match wanted {
+        Wanted::All if count > 1 => Err(ChoiceError::SeveralJobs(names, by)),
+        Wanted::All => all.pop().ok_or(ChoiceError::NoJob),
+        Wanted::Process(pid) => {
+            let others = match count {
+                0 => String::new(),
+                _ => format!("; there is {names}"),
+            };
+            let found = all.into_iter().find(|job| job.pid == pid);
+            found.ok_or(ChoiceError::NotThisJob(pid, others))
+        }
+    }
 }
 
 /// The text about these jobs, or why there is none.
@@ -72,5 +112,16 @@ mod tests {
         );
         let error = describe(Wanted::Process(7), &[], |_| Ok(String::new())).expect_err("no job");
         assert!(error.contains("process 7 is no rank 0"), "{error}");
+    }
+
+    #[test]
+    fn one_job_is_chosen_by_its_number() {
+        let none = |wanted| chosen(wanted, Vec::new(), "--top=JOB").expect_err("no job");
+        assert!(matches!(none(Wanted::All), ChoiceError::NoJob));
+        let text = none(Wanted::Process(7)).to_string();
+        assert!(
+            text.contains("process 7") && !text.contains("there is"),
+            "{text}"
+        );
     }
 }

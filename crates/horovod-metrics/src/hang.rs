@@ -14,6 +14,8 @@ const HANGS_MAX: usize = 8;
 pub struct Hang {
     /// The ranks that have not begun the operations, and their hosts.
     pub missing: Vec<(u32, Arc<str>)>,
+    /// The ranks that have begun the operation which has waited longest.
+    pub waiting: Vec<u32>,
     /// The process set of the operations.
     pub set: u32,
     /// Time for which the first operation has waited.
@@ -43,6 +45,7 @@ pub(crate) fn grouped(
         let named = missing.iter().map(|rank| (rank.0, hostname(*rank)));
         Some(Hang {
             missing: named.collect(),
+            waiting: first.waiting.iter().map(|rank| rank.0).collect(),
             set,
             lasts: Duration::from_nanos(first.waited_ns).saturating_add(since),
             operation: first.name.clone(),
@@ -84,6 +87,7 @@ mod tests {
             .iter()
             .map(|h| {
                 let missing: Vec<u32> = h.missing.iter().map(|(rank, _)| *rank).collect();
+                assert_eq!(h.waiting, [0]);
                 (missing, h.lasts.as_secs(), &*h.operation, h.operations)
             })
             .collect();

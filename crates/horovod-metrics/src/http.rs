@@ -1,6 +1,9 @@
 //! Requests of browsers and of collectors, as far as they are understood here, and the answers.
 
 use std::io::{self, Read, Write};
+use std::time::Duration;
+
+use crate::trace::TRACE_MAX;
 
 /// Bytes of a request that are read at most.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
@@ -19,6 +22,8 @@ pub(crate) enum Resource {
     Metrics,
     /// The text of `horovodrun --status`.
     Status,
+    /// A trace of the time that follows the request.
+    Trace(Duration),
 }
 
 /// Reads the path of a request, without the query; `None`: it is no GET.
@@ -59,8 +64,18 @@ pub(crate) fn resource(path: &str, token: &str) -> Option<Resource> {
         "stats.json" => Some(Resource::Stats),
         "metrics" => Some(Resource::Metrics),
         "status" => Some(Resource::Status),
-        _ => None,
+        _ => rest
+            .strip_prefix("trace/")
+            .and_then(lasting)
+            .map(Resource::Trace),
     }
+}
+
+/// A time in milliseconds, as digits.
+fn lasting(digits: &str) -> Option<Duration> {
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let time = Duration::from_millis(digits.parse().ok().filter(|_| is_number)?);
+    (!time.is_zero() && time <= TRACE_MAX).then_some(time)
 }
 
 /// Takes as long wherever the difference is.
@@ -84,17 +99,32 @@ pub(crate) fn answer_not_found(to: &mut impl Write) -> io::Result<()> {
     )
 }
 
-/// Answers with a body of this type. The address holds the token: no page may pass it on, and nobody keeps a copy.
+/// Answers that what was asked for is not possible now, and why.
+pub(crate) fn answer_refusal(to: &mut impl Write, why: &str) -> io::Result<()> {
+    answer(to, "409 Conflict", "text/plain; charset=utf-8", why)
+}
+
+/// Answers with a body of this type.
 pub(crate) fn answer(to: &mut impl Write, status: &str, kind: &str, body: &str) -> io::Result<()> {
+    answer_head(to, status, kind, body.len() as u64)?;
+    to.write_all(body.as_bytes())
+}
+
+/// Begins an answer whose body has this type and length. The address holds the token: no page may pass it on, and
+/// nobody keeps a copy.
+pub(crate) fn answer_head(
+    to: &mut impl Write,
+    status: &str,
+    kind: &str,
+    length: u64,
+) -> io::Result<()> {
     let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\
          Cache-Control: no-store\r\nReferrer-Policy: no-referrer\r\nX-Content-Type-Options: nosniff\r\n\
          Content-Security-Policy: default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
-         connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n\r\n",
-        body.len()
+         connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n\r\n"
     );
-    to.write_all(head.as_bytes())?;
-    to.write_all(body.as_bytes())
+    to.write_all(head.as_bytes())
 }
 
 #[cfg(test)]
@@ -124,6 +154,8 @@ mod tests {
         assert_eq!(resource("/abc/", "abc"), Some(Resource::Page));
         assert_eq!(resource("/abc/metrics", "abc"), Some(Resource::Metrics));
         assert_eq!(resource("/abc/stats.json", "abc"), Some(Resource::Stats));
+        let trace = Resource::Trace(Duration::from_millis(500));
+        assert_eq!(resource("/abc/trace/500", "abc"), Some(trace));
         for path in [
             "/",
             "/metrics",
@@ -134,6 +166,12 @@ mod tests {
             "/abc",
             "/abc/x",
             "/abc/../abc/",
+            "/abd/trace/500",
+            "/abc/trace/",
+            "/abc/trace/0",
+            "/abc/trace/+5",
+            "/abc/trace/600001",
+            "/abc/trace/99999999999999999999999",
         ] {
             assert_eq!(resource(path, "abc"), None, "{path}");
         }
@@ -151,7 +189,10 @@ mod tests {
         for (at, _) in PAGE.match_indices("http") {
             let link = &PAGE[at..PAGE.len().min(at + 40)];
             assert!(
-                link.starts_with("http-equiv") || link.starts_with("http://www.w3.org/"),
+                // The viewer is opened on request, in a window of its own.
+                link.starts_with("http-equiv")
+                    || link.starts_with("http://www.w3.org/")
+                    || link.starts_with("https://ui.perfetto.dev\""),
                 "{link}"
             );
         }

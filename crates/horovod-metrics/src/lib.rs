@@ -18,9 +18,11 @@ mod publisher;
 mod sampler;
 mod snapshot;
 pub mod status;
+mod summary;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod text;
+mod trace;
 
 use std::borrow::Borrow;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -43,6 +45,8 @@ pub use kinds::{KINDS, LINKS, Link, OperationKind};
 pub use latest_reports::{FoundLateness, Round, is_message};
 pub use publisher::{PublishSettings, Publisher};
 pub use snapshot::{HostRow, RankRow, Snapshot};
+pub use summary::Summary;
+pub use trace::{TRACE_MAX, Tracer};
 
 /// The number of a rendezvous' first generation.
 const FIRST_GENERATION: u64 = 1;

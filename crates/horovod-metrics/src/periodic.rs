@@ -12,8 +12,9 @@ pub(crate) struct Periodic {
     thread: Option<JoinHandle<()>>,
 }
 
+/// An event that comes once.
 #[derive(Debug, Default)]
-struct End {
+pub(crate) struct End {
     has_come: Mutex<bool>,
     comes: Condvar,
 }
@@ -38,6 +39,24 @@ impl Periodic {
 }
 
 impl End {
+    pub(crate) fn come(&self) {
+        *lock(&self.has_come) = true;
+        self.comes.notify_all();
+    }
+
+    pub(crate) fn has_come(&self) -> bool {
+        *lock(&self.has_come)
+    }
+
+    /// Waits for it, but no longer than this.
+    pub(crate) fn wait(&self, most: Duration) {
+        let has_come = lock(&self.has_come);
+        let waited = self
+            .comes
+            .wait_timeout_while(has_come, most, |has_come| !*has_come);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+
     fn run(&self, period: Duration, mut task: impl FnMut()) {
         let mut has_come = lock(&self.has_come);
         while !*has_come {
@@ -54,8 +73,7 @@ impl End {
 
 impl Drop for Periodic {
     fn drop(&mut self) {
-        *lock(&self.end.has_come) = true;
-        self.end.comes.notify_all();
+        self.end.come();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {

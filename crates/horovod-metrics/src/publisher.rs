@@ -14,6 +14,7 @@ use crate::http::{self, Resource};
 use crate::openmetrics::{OPENMETRICS_TYPE, openmetrics, prometheus};
 use crate::periodic::Periodic;
 use crate::status::{LOCAL_TOKEN, random_hex, socket_name};
+use crate::trace::{Tracer, Traces};
 use crate::{Metrics, lock};
 
 /// Time that one program has for its request and the answer.
@@ -37,6 +38,7 @@ pub struct PublishSettings {
 pub struct Publisher {
     url: Option<String>,
     _servers: Vec<Server>,
+    traces: Arc<Traces>,
     file: Option<(Arc<Metrics>, PathBuf, Option<Periodic>)>,
 }
 
@@ -44,19 +46,29 @@ pub struct Publisher {
 static SECRET: Mutex<Option<String>> = Mutex::new(None);
 
 impl Publisher {
-    /// Shows the figures of rank 0 from now on. Where something cannot be shown, the log says so and the job goes on.
+    /// Shows the figures of rank 0 from now on, and traces by `tracer`. Where something cannot be shown, the log says so
+    /// and the job goes on.
     #[must_use]
-    pub fn start(settings: &PublishSettings, metrics: &Arc<Metrics>) -> Self {
+    pub fn start(
+        settings: &PublishSettings,
+        metrics: &Arc<Metrics>,
+        tracer: Arc<dyn Tracer>,
+    ) -> Self {
+        let traces = Arc::new(Traces::new(tracer));
+        let source = Source {
+            metrics: metrics.clone(),
+            traces: traces.clone(),
+        };
         let mut servers = Vec::new();
         let local = socket_name(std::process::id()).and_then(|name| LocalServer::unix(&name));
-        let local = local.and_then(|server| Server::start(server, LOCAL_TOKEN, metrics));
+        let local = local.and_then(|server| Server::start(server, LOCAL_TOKEN, &source));
         match local {
             Ok(server) => servers.push(server),
             Err(e) => tracing::warn!("horovodrun --status will not find this job: {e}"),
         }
         let mut url = None;
         if let Some(address) = settings.address {
-            match serve(address, settings.token.as_deref(), metrics) {
+            match serve(address, settings.token.as_deref(), &source) {
                 Ok((server, at)) => {
                     servers.push(server);
                     announce(&at, settings.token.as_deref());
@@ -81,6 +93,7 @@ impl Publisher {
         Self {
             url,
             _servers: servers,
+            traces,
             file,
         }
     }
@@ -94,6 +107,8 @@ impl Publisher {
 
 impl Drop for Publisher {
     fn drop(&mut self) {
+        // A program that waits for a trace gets what there is, before its connection ends with the server.
+        self.traces.end();
         // The file keeps the job's last figures.
         if let Some((metrics, path, thread)) = self.file.take() {
             drop(thread);
@@ -105,14 +120,14 @@ impl Drop for Publisher {
 fn serve(
     address: SocketAddr,
     token: Option<&str>,
-    metrics: &Arc<Metrics>,
+    source: &Source,
 ) -> io::Result<(Server, String)> {
     let token = match token {
         Some(token) => token.to_owned(),
         None => random_secret()?,
     };
     let (server, bound) = LocalServer::tcp(address)?;
-    let server = Server::start(server, &token, metrics)?;
+    let server = Server::start(server, &token, source)?;
     Ok((server, format!("http://{bound}/{token}/")))
 }
 
@@ -159,6 +174,13 @@ fn write_file(path: &Path, metrics: &Metrics) {
     }
 }
 
+/// The contents of all answers.
+#[derive(Clone, Debug)]
+struct Source {
+    metrics: Arc<Metrics>,
+    traces: Arc<Traces>,
+}
+
 /// A thread that answers, one program after the other.
 #[derive(Debug)]
 struct Server {
@@ -167,16 +189,16 @@ struct Server {
 }
 
 impl Server {
-    fn start(listener: LocalServer, token: &str, metrics: &Arc<Metrics>) -> io::Result<Self> {
+    fn start(listener: LocalServer, token: &str, source: &Source) -> io::Result<Self> {
         let listener = Arc::new(listener);
         let thread = std::thread::Builder::new()
             .name("hvd-metrics".into())
             .spawn({
-                let (listener, token, metrics) =
-                    (listener.clone(), token.to_owned(), metrics.clone());
+                let (listener, token, source) =
+                    (listener.clone(), token.to_owned(), source.clone());
                 move || {
                     while let Some(connection) = listener.next(EXCHANGE_LIMIT) {
-                        if let Err(e) = exchange(connection, &token, &metrics) {
+                        if let Err(e) = exchange(connection, &token, &source) {
                             tracing::debug!("metrics: a program did not take its answer: {e}");
                         }
                     }
@@ -200,7 +222,8 @@ impl Drop for Server {
     }
 }
 
-fn exchange(mut with: LocalConnection, token: &str, metrics: &Metrics) -> io::Result<()> {
+fn exchange(mut with: LocalConnection, token: &str, source: &Source) -> io::Result<()> {
+    let metrics = &source.metrics;
     let path = http::read_path(&mut with)?;
     let to = &mut with;
     match path.and_then(|path| http::resource(&path, token)) {
@@ -217,6 +240,7 @@ fn exchange(mut with: LocalConnection, token: &str, metrics: &Metrics) -> io::Re
             let text = metrics.snapshot().to_text();
             http::answer(to, "200 OK", "text/plain; charset=utf-8", &text)
         }
+        Some(Resource::Trace(lasting)) => source.traces.answer(with, lasting),
         None => http::answer_not_found(to),
     }
 }
@@ -237,6 +261,29 @@ mod tests {
         Arc::new(Metrics::new(&mesh.topology, Instant::now()))
     }
 
+    /// Writes an empty trace when it is stopped.
+    #[derive(Debug, Default)]
+    struct FakeTracer {
+        is_busy: bool,
+    }
+
+    impl Tracer for FakeTracer {
+        fn start(&self, path: &Path) -> Result<(), String> {
+            match self.is_busy {
+                true => Err("busy".into()),
+                false => std::fs::write(path, "[").map_err(|e| e.to_string()),
+            }
+        }
+
+        fn stop(&self, path: &Path) {
+            std::fs::write(path, "[]").expect("a folder");
+        }
+    }
+
+    fn tracer() -> Arc<dyn Tracer> {
+        Arc::new(FakeTracer::default())
+    }
+
     fn get(address: SocketAddr, path: &str) -> String {
         let mut stream = TcpStream::connect(address).expect("it listens");
         write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").expect("it reads");
@@ -251,7 +298,7 @@ mod tests {
             address: Some((Ipv4Addr::LOCALHOST, 0).into()),
             ..PublishSettings::default()
         };
-        let publisher = Publisher::start(&settings, &metrics());
+        let publisher = Publisher::start(&settings, &metrics(), tracer());
         let url = publisher.url().expect("it listens");
         let (address, token) = url
             .strip_prefix("http://")
@@ -287,7 +334,10 @@ mod tests {
             address: taken.local_addr().ok(),
             ..PublishSettings::default()
         };
-        assert_eq!(Publisher::start(&settings, &metrics()).url(), None);
+        assert_eq!(
+            Publisher::start(&settings, &metrics(), tracer()).url(),
+            None
+        );
     }
 
     #[test]
@@ -300,7 +350,7 @@ mod tests {
             ..PublishSettings::default()
         };
         let metrics = metrics();
-        let publisher = Publisher::start(&settings, &metrics);
+        let publisher = Publisher::start(&settings, &metrics, tracer());
         metrics.counters.step_ends();
         drop(publisher);
         let text = std::fs::read_to_string(&path).expect("a file");
@@ -316,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_command_of_this_user_finds_the_job() {
-        let publisher = Publisher::start(&PublishSettings::default(), &metrics());
+        let publisher = Publisher::start(&PublishSettings::default(), &metrics(), tracer());
         let jobs = status::jobs().expect("the system lists sockets");
         let own: Vec<_> = jobs
             .iter()
@@ -332,6 +382,48 @@ mod tests {
         drop(publisher);
     }
 
+    fn own_job() -> status::Job {
+        let jobs = status::jobs().expect("the system lists sockets");
+        let own = jobs.into_iter().find(|job| job.pid == std::process::id());
+        own.expect("the publisher listens")
+    }
+
+    #[test]
+    fn a_program_gets_a_trace_of_the_next_milliseconds() {
+        let publisher = Publisher::start(&PublishSettings::default(), &metrics(), tracer());
+        let mut trace = Vec::new();
+        let length = own_job().trace(Duration::from_millis(1), &mut trace);
+        assert_eq!((length.expect("a trace"), &trace[..]), (2, &b"[]"[..]));
+        drop(publisher);
+    }
+
+    #[test]
+    fn the_end_of_the_job_ends_a_trace_which_is_sent_all_the_same() {
+        let publisher = Publisher::start(&PublishSettings::default(), &metrics(), tracer());
+        let job = own_job();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let mut trace = Vec::new();
+                job.trace(crate::TRACE_MAX, &mut trace).map(|_| trace)
+            });
+            while !publisher.traces.is_recording() {
+                std::thread::yield_now();
+            }
+            drop(publisher);
+            let trace = waiting.join().expect("no panic").expect("a trace");
+            assert_eq!(trace, b"[]");
+        });
+    }
+
+    #[test]
+    fn a_trace_that_cannot_be_recorded_is_refused_with_the_reason() {
+        let busy = Arc::new(FakeTracer { is_busy: true });
+        let publisher = Publisher::start(&PublishSettings::default(), &metrics(), busy);
+        let refused = own_job().trace(Duration::from_millis(1), &mut Vec::new());
+        assert_eq!(refused.expect_err("refused").to_string(), "busy");
+        drop(publisher);
+    }
+
     fn at_any_port() -> PublishSettings {
         PublishSettings {
             address: Some((Ipv4Addr::LOCALHOST, 0).into()),
@@ -342,7 +434,7 @@ mod tests {
     #[test]
     fn the_random_secret_stays_from_one_job_to_the_next() {
         let secret = || {
-            let publisher = Publisher::start(&at_any_port(), &metrics());
+            let publisher = Publisher::start(&at_any_port(), &metrics(), tracer());
             let url = publisher.url().expect("it listens").to_owned();
             url.rsplit('/').nth(1).expect("a secret").to_owned()
         };

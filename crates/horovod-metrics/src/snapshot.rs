@@ -94,6 +94,7 @@ fn hang_json(hang: &Hang) -> Value {
     let ranks = hang.missing.iter().map(|(rank, _)| *rank);
     json!({
         "ranks": ranks.collect::<Value>(),
+        "waiting": &hang.waiting,
         "seconds": hang.lasts.as_secs_f64(),
         "operation": hang.operation,
         "operations": hang.operations,

@@ -1,14 +1,18 @@
 //! Local sockets of running jobs: their names, and how a command asks one.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::time::Duration;
 
 use horovod_transport::LocalConnection;
+
+use crate::trace::LAST_EVENTS_LIMIT;
 
 /// The path's first part on a local socket, where the system tells who asks and no secret is needed.
 pub(crate) const LOCAL_TOKEN: &str = "local";
 /// Time for a job's answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// Bytes of the head of an answer that are read at most.
+const HEAD_BYTES_MAX: usize = 8 << 10;
 /// Bytes of an answer that are read at most.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 /// A line ends with the name of a socket; one that is no file begins with `@`.
@@ -85,13 +89,51 @@ fn listed<'a>(names: impl Iterator<Item = &'a str>, prefix: &str) -> Vec<Job> {
 }
 
 impl Job {
+    fn request(&self, resource: &str, limit: Duration) -> io::Result<LocalConnection> {
+        let mut connection = LocalConnection::unix(&self.name, limit)?;
+        write!(connection, "GET /{LOCAL_TOKEN}/{resource} HTTP/1.1\r\n\r\n")?;
+        Ok(connection)
+    }
+
+    /// Writes a trace of the next `lasting` of the job to `to`; its bytes.
+    ///
+    /// # Errors
+    /// The job has ended, does not answer, is another user's, or records something else; `to` takes nothing.
+    pub fn trace(&self, lasting: Duration, to: &mut impl Write) -> io::Result<u64> {
+        let limit = lasting + 2 * LAST_EVENTS_LIMIT;
+        let resource = format!("trace/{}", lasting.as_millis());
+        let mut answer = BufReader::new(self.request(&resource, limit)?);
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            // Beyond any head that a job sends.
+            if head.len() > HEAD_BYTES_MAX || answer.read_until(b'\n', &mut head)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        let head = String::from_utf8_lossy(&head);
+        if !head.starts_with("HTTP/1.1 200 ") {
+            let mut why = String::new();
+            answer.take(ANSWER_BYTES_MAX).read_to_string(&mut why)?;
+            return Err(io::Error::other(why.trim_end().to_owned()));
+        }
+        let length = head
+            .lines()
+            .find_map(|line| line.strip_prefix("Content-Length: "));
+        let length: u64 = length
+            .and_then(|length| length.parse().ok())
+            .ok_or(io::ErrorKind::InvalidData)?;
+        match io::copy(&mut answer, to)? {
+            all if all == length => Ok(length),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
     /// Asks rank 0 of the job for a resource: `status`, `stats.json` or `metrics`.
     ///
     /// # Errors
     /// It has ended, does not answer, or is another user's.
     pub fn ask(&self, resource: &str) -> io::Result<String> {
-        let mut connection = LocalConnection::unix(&self.name, ANSWER_LIMIT)?;
-        write!(connection, "GET /{LOCAL_TOKEN}/{resource} HTTP/1.1\r\n\r\n")?;
+        let connection = self.request(resource, ANSWER_LIMIT)?;
         let mut answer = String::new();
         connection
             .take(ANSWER_BYTES_MAX)

@@ -212,6 +212,7 @@ mod tests {
         let mut snapshot = snapshot(2);
         snapshot.hangs = vec![crate::Hang {
             missing: (1..12).map(|rank| (rank, "b".into())).collect(),
+            waiting: vec![0],
             set: 0,
             lasts: Duration::from_millis(12_340),
             operation: "grad/7".into(),

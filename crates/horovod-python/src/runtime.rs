@@ -5,6 +5,7 @@ use horovod_engine::{Engine, Error, Leaving, ProcessSetId, TrainingState};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -120,6 +121,11 @@ pub(crate) fn leave_at_exit(py: Python<'_>, failed: bool) {
         Leaving::Ended
     };
     detached(py, || horovod_engine::shutdown_because(why));
+    if !failed && let Some(summary) = horovod_engine::take_summary() {
+        // One write, so that the paragraph stays together where several processes share the standard error. A failed
+        // script ends with its own traceback, which the launcher repeats.
+        let _ = std::io::stderr().write_all(format!("horovod: {summary}\n").as_bytes());
+    }
     // Apart from the above, whose own return counts.
     py.detach(exit::await_returning);
 }

@@ -63,6 +63,17 @@ impl GpuOperations {
     }
 }
 
+/// When rank 0 prints a paragraph with the figures of the whole job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SummaryWhen {
+    /// After a measured job that ran for a while.
+    Auto,
+    /// After every job, which is therefore measured.
+    Always,
+    /// Never.
+    Never,
+}
+
 /// How allreduce is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
@@ -319,6 +330,15 @@ table! {
     METRICS_TOKEN: Optional<Text> = "HOROVOD_METRICS_TOKEN", Optional::text("a random one"), Rank0;
     /// file that rank 0 writes the figures to every 5 seconds, for the textfile collector of node_exporter
     METRICS_TEXTFILE: Optional<Text> = "HOROVOD_METRICS_TEXTFILE", Optional::text("none"), Rank0;
+    /// when rank 0 prints a paragraph about the job at its end: after measured jobs of at least 10 seconds, or always, which measures the job
+    SUMMARY: Words<SummaryWhen> = "HOROVOD_SUMMARY", Words {
+        default: SummaryWhen::Auto,
+        words: &[
+            ("auto", SummaryWhen::Auto),
+            ("always", SummaryWhen::Always),
+            ("never", SummaryWhen::Never),
+        ],
+    }, Each;
     /// file that rank 0 writes a timeline of all ranks to; DYNAMIC: only between start_timeline and stop_timeline
     TIMELINE: Optional<Text> = "HOROVOD_TIMELINE", Optional::text("none"), Each;
     /// 1 marks each batch of answers of the coordinator in the timeline

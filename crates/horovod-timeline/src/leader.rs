@@ -85,17 +85,33 @@ impl Leader {
         if session.path.as_deref() == Some(path) && lock(&self.file).is_some() {
             return;
         }
-        self.finish(timeline, &mut session);
-        let layout = match Layout::create(path, self.cast.clone()) {
-            Ok(layout) => layout,
-            Err(e) => {
-                tracing::error!(
-                    "Error opening the Horovod timeline file {}, will not write a timeline: {e}",
-                    path.display()
-                );
-                return;
-            }
-        };
+        if let Err(why) = self.begin(timeline, &mut session, path) {
+            tracing::error!("{why}");
+        }
+    }
+
+    /// As `start`, unless something is recorded.
+    pub(super) fn start_trace(&self, timeline: &Arc<Timeline>, path: &Path) -> Result<(), String> {
+        let mut session = lock(&self.session);
+        if session.path.is_some() {
+            return Err("a timeline is being recorded already".into());
+        }
+        self.begin(timeline, &mut session, path)
+    }
+
+    fn begin(
+        &self,
+        timeline: &Arc<Timeline>,
+        session: &mut Session,
+        path: &Path,
+    ) -> Result<(), String> {
+        self.finish(timeline, session);
+        let layout = Layout::create(path, self.cast.clone()).map_err(|e| {
+            format!(
+                "Error opening the Horovod timeline file {}, will not write a timeline: {e}",
+                path.display()
+            )
+        })?;
         timeline.enter();
         *lock(&self.file) = Some(layout);
         let quit = Arc::new(AtomicBool::new(false));
@@ -111,11 +127,10 @@ impl Leader {
         match thread.spawn(body) {
             Ok(thread) => session.worker = Some((quit, thread.thread().clone())),
             Err(e) => {
-                tracing::error!(
-                    "cannot start the timeline's thread, will not write a timeline: {e}"
-                );
                 *lock(&self.file) = None;
-                return;
+                return Err(format!(
+                    "cannot start the timeline's thread, will not write a timeline: {e}"
+                ));
             }
         }
         session.path = Some(path.to_owned());
@@ -132,6 +147,15 @@ impl Leader {
         }
         timeline.on.store(true, Ordering::Release);
         timeline.notifier.notify();
+        Ok(())
+    }
+
+    /// As `stop`, if this file is being recorded: the script may have begun another one meanwhile.
+    pub(super) fn stop_trace(&self, timeline: &Timeline, path: &Path) {
+        let mut session = lock(&self.session);
+        if session.path.as_deref() == Some(path) {
+            self.finish(timeline, &mut session);
+        }
     }
 
     /// Whether there was anything to stop.

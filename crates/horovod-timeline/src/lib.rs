@@ -392,6 +392,25 @@ impl Timeline {
         Ok(())
     }
 
+    /// Records into this file from now on for a command beside the job, which needs no setting. The marks of operations
+    /// that were submitted before are then missing.
+    ///
+    /// # Errors
+    /// The text says why nothing is recorded: another recording goes on, or the file cannot be written.
+    pub fn start_trace(self: &Arc<Self>, path: &Path) -> Result<(), String> {
+        match &self.role {
+            Role::Leader(leader) => leader.start_trace(self, path),
+            Role::Member(_) => Err("only rank 0 records".into()),
+        }
+    }
+
+    /// Ends what `start_trace` has begun with this file.
+    pub fn stop_trace(&self, path: &Path) {
+        if let Role::Leader(leader) = &self.role {
+            leader.stop_trace(self, path);
+        }
+    }
+
     /// Record no longer. Everything recorded so far, on any rank, is in the file then. `false`: nothing was recorded.
     pub fn stop(&self) -> bool {
         match &self.role {

@@ -132,6 +132,11 @@ impl LocalConnection {
         })
     }
 
+    /// Replaces the deadline by one in this time from now.
+    pub fn extend(&mut self, limit: Duration) {
+        self.deadline = Instant::now() + limit;
+    }
+
     fn retry<T>(
         &mut self,
         direction: Direction,

@@ -1,6 +1,7 @@
 //! One rank's complete set of links, and how it is put together from connected parts.
 
 mod assemble;
+mod chosen;
 mod config;
 mod connect;
 pub(crate) mod dial;

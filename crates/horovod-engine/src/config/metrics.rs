@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use horovod_metrics::PublishSettings;
-use horovod_settings::{self as settings, Environment};
+use horovod_settings::{self as settings, Environment, SummaryWhen};
 
 use crate::error::Error;
 
@@ -14,7 +14,8 @@ const TOKEN_CHARACTERS: usize = 16;
 /// Whether this rank measures: because it shall, or because the figures are to be shown.
 pub(super) fn is_on(env: &dyn Environment) -> Result<bool, Error> {
     let is_shown = settings::METRICS_PORT.read(env)?.is_some()
-        || settings::METRICS_TEXTFILE.read(env)?.is_some();
+        || settings::METRICS_TEXTFILE.read(env)?.is_some()
+        || settings::SUMMARY.read(env)? == SummaryWhen::Always;
     Ok(is_shown || settings::METRICS.read(env)?)
 }
 

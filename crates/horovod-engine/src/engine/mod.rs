@@ -6,6 +6,7 @@ pub(crate) mod backend;
 mod by_number;
 mod callers;
 mod calls;
+mod choices;
 mod device_watch;
 mod driver;
 mod driver_lock;
@@ -281,6 +282,8 @@ struct FinalNotification(Arc<EngineState>);
 
 impl Drop for FinalNotification {
     fn drop(&mut self) {
+        let (hits, misses) = self.0.lock().worker.cache_use();
+        tracing::debug!("cache: {hits} operations were known, {misses} were described");
         // From here on no operation is accepted, because no thread would run it.
         self.0.lock().worker.shutdown();
         self.0.shutdown.end();
@@ -312,6 +315,7 @@ impl Engine {
             topology: &topology,
             notifier: mesh.waiter.notifier(),
         });
+        choices::log(&config, &topology);
         let shared = Arc::new(EngineState::new(&config, &mesh, accelerators));
         if let Some(TimelineSetting::File(path)) = &config.timeline {
             let mark_cycles = config.timeline_mark_cycles;
@@ -320,7 +324,10 @@ impl Engine {
         }
         let metrics = shared.metrics.as_ref();
         let publisher = metrics.filter(|_| topology.rank == Rank(0));
-        let publisher = publisher.map(|metrics| Publisher::start(&config.publish, metrics));
+        let publisher = publisher.map(|metrics| {
+            let tracer = Arc::new(recording::Traced(shared.timeline.clone()));
+            Publisher::start(&config.publish, metrics, tracer)
+        });
         let sleeper = mesh.waiter.sleeper();
         let driver = driver::Driver::new(&config, mesh, backends, shared.clone());
         let driver_lock = Arc::new(driver_lock::DriverLock::new(

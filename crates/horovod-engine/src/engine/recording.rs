@@ -1,10 +1,12 @@
 //! The recording of executions for the timeline, and the transport of its messages.
 
 use std::collections::VecDeque;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use horovod_collectives::{StageTime, Stages};
+use horovod_metrics::Tracer;
 use horovod_protocol::{
     EntryId, ExecItem, Execution, Op, OpError, Rank, Seq, Shape, StallReport, Time,
 };
@@ -23,6 +25,20 @@ pub(super) struct Recording {
     /// When each waiting execution was ordered; filled only while something is recorded.
     ordered: VecDeque<(Seq, Nanos)>,
     catalog: Catalog,
+}
+
+/// The timeline as the recorder of traces for commands beside the job.
+#[derive(Debug)]
+pub(super) struct Traced(pub(super) Arc<Timeline>);
+
+impl Tracer for Traced {
+    fn start(&self, path: &Path) -> Result<(), String> {
+        self.0.start_trace(path)
+    }
+
+    fn stop(&self, path: &Path) {
+        self.0.stop_trace(path);
+    }
 }
 
 /// Record of an execution that has begun.

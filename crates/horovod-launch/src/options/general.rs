@@ -8,7 +8,9 @@ use super::{
 use crate::args::{Shell, Wanted, text};
 use crate::hosts::without_last_comma;
 use crate::mpi::Starter;
+use crate::trace::parse_time;
 use horovod_doctor::Form as DoctorForm;
+use horovod_settings as settings;
 
 const GENERAL: &str = "general";
 const HOSTS: &str = "hosts";
@@ -75,15 +77,28 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
         GENERAL,
         &["--status"],
         Action::Either("JOB", |o, v| {
-            o.status = Some(match text(v)? {
-                "" => Wanted::All,
-                pid => Wanted::Process(pid.parse().map_err(|_| {
-                    format!("must be the number of rank 0's process, or nothing, got {pid:?}")
-                })?),
-            });
+            o.status = Some(job(v)?);
             Ok(())
         }),
         "start nothing: show the jobs of this user whose rank 0 runs on this host",
+    ),
+    option(
+        GENERAL,
+        &["--top"],
+        Action::Either("JOB", |o, v| {
+            o.top = Some(job(v)?);
+            Ok(())
+        }),
+        "start nothing: show one of these jobs in the terminal, until q is pressed",
+    ),
+    option(
+        GENERAL,
+        &["--trace"],
+        Action::Value("TIME", |o, v| {
+            o.trace = Some((parse_time(text(v)?)?, Wanted::All));
+            Ok(())
+        }),
+        "start nothing: record the next 5s, say, of one of these jobs as a timeline; the word after it is the job",
     ),
     option(
         GENERAL,
@@ -279,7 +294,26 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
         Action::Flag(|o| o.prefix_timestamp = true),
         "put the local time before each line",
     ),
+    option(
+        OUTPUT,
+        &["--quiet"],
+        Action::Flag(|o| {
+            let never = "never".to_owned();
+            o.knobs.push((settings::SUMMARY.name, never));
+        }),
+        "no paragraph about a measured job at its end",
+    ),
 ];
+
+/// The job that an option names by the process of its rank 0.
+fn job(value: &OsStr) -> Result<Wanted, Wrong> {
+    Ok(match text(value)? {
+        "" => Wanted::All,
+        pid => Wanted::Process(pid.parse().map_err(|_| {
+            format!("must be the number of rank 0's process, or nothing, got {pid:?}")
+        })?),
+    })
+}
 
 fn port(value: &OsStr) -> Result<u16, Wrong> {
     let port = u16::try_from(whole(value)?).ok().filter(|port| *port > 0);

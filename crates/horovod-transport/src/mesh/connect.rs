@@ -14,7 +14,7 @@ use std::{
 use horovod_protocol::{Rank, Tree};
 
 use super::{
-    CONNECTIONS_MAX, ConnectError, Mesh, MeshConfig, Parts, SharedMemory,
+    CONNECTIONS_MAX, ConnectError, Mesh, MeshConfig, Parts, SharedMemory, chosen,
     dial::{Dial, Target},
     register::{register, wait_for},
     talk::Roster,
@@ -219,6 +219,7 @@ impl Joining {
         for (fd, _) in bound {
             gate.add(fd);
         }
+        chosen::log_listeners(&found, &self.config.interfaces, several_hosts);
         Ok(found)
     }
 }
@@ -480,6 +481,7 @@ impl<'a> Links<'a> {
             mut parts,
             giving,
             joining,
+            mates,
             ..
         } = self;
         if let Some(giving) = giving {
@@ -488,6 +490,7 @@ impl<'a> Links<'a> {
             let failed = |source| ConnectError::SharedMemory { rank, host, source };
             parts.shared = Some(shared.map_err(failed)?);
         }
+        chosen::log_links(&parts, &mates);
         Ok(parts)
     }
 

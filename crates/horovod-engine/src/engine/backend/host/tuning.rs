@@ -31,7 +31,12 @@ impl Tuned {
         let autotuner = settings.map(|settings| {
             let mut tunable = acting_in(topology, &tuning);
             let by_user = |name: &'static str| settings.explicit.contains(&name);
+            let acting = tunable.len();
             tunable.retain(|parameter| !parameter.variables().into_iter().any(by_user));
+            tracing::debug!(
+                "tuner: tries {tunable:?}; {} others are set by the user",
+                acting - tunable.len()
+            );
             let begin = in_force(config, &tuning);
             let cache = config.cache_capacity > 0;
             Box::new(Autotuner::new(settings, begin, &tunable, cache))

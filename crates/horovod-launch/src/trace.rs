@@ -1,0 +1,143 @@
+//! `horovodrun --trace 5s [JOB]`: the next seconds of a running job as a timeline file.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use horovod_metrics::TRACE_MAX;
+
+use crate::platform;
+use crate::status::{self, ChoiceError, Wanted};
+
+/// Traces that may begin in one second in one folder.
+const TRACES_MAX: u32 = 100;
+
+/// Why there is no trace.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TraceError {
+    #[error("--trace: {0}")]
+    Choice(#[from] ChoiceError),
+    #[error("--trace: cannot create {path}: {error}")]
+    File { path: String, error: io::Error },
+    #[error("--trace: job {job} gives no trace: {error}")]
+    Job { job: u32, error: io::Error },
+}
+
+/// A time as an option has it: `5s`, `500ms`, `2m`, or a number of seconds.
+pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
+    let split = text.find(|c: char| c.is_ascii_alphabetic());
+    let (number, unit) = text.split_at(split.unwrap_or(text.len()));
+    let factor = match unit {
+        "ms" => Some(0.001),
+        "" | "s" => Some(1.0),
+        "m" => Some(60.0),
+        _ => None,
+    };
+    let seconds = number.parse::<f64>().ok().zip(factor);
+    let seconds = seconds.map(|(number, factor)| number * factor);
+    seconds
+        .filter(|seconds| *seconds >= 0.001 && *seconds <= TRACE_MAX.as_secs_f64())
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| {
+            let most = TRACE_MAX.as_secs();
+            format!("must be a time such as 5s or 500ms, up to {most}s, got {text:?}")
+        })
+}
+
+/// The job that the words after the option name.
+pub(crate) fn parse_job(words: &[OsString]) -> Result<Wanted, String> {
+    match words {
+        [] => Ok(Wanted::All),
+        [word] => {
+            let number = word.to_str().and_then(|word| word.parse().ok());
+            number.map(Wanted::Process).ok_or_else(|| {
+                format!(
+                    "the word after the time must be the number of rank 0's process, got {word:?}"
+                )
+            })
+        }
+        [_, second, ..] => Err(format!("there is one job at most, got {second:?} besides")),
+    }
+}
+
+/// Records so much of the job into a new file here; the text for the user.
+pub(crate) fn run(wanted: Wanted, lasting: Duration) -> Result<String, TraceError> {
+    let job = status::choose(wanted, "--trace 5s JOB")?;
+    let seconds = lasting.as_secs_f64();
+    crate::complain(&format!("records {seconds} s of job {}", job.pid));
+    let (path, mut file) = new_file(Path::new("."), job.pid)?;
+    if let Err(error) = job.trace(lasting, &mut file) {
+        // Half a file is of no use.
+        let _ = std::fs::remove_file(&path);
+        return Err(TraceError::Job {
+            job: job.pid,
+            error,
+        });
+    }
+    let shown = path.strip_prefix(".").unwrap_or(&path).display();
+    Ok(format!(
+        "{shown}\nOpen it in https://ui.perfetto.dev or in chrome://tracing.\n"
+    ))
+}
+
+/// A file that was not there before.
+fn new_file(folder: &Path, job: u32) -> Result<(PathBuf, File), TraceError> {
+    let stamp = platform::compact_time(SystemTime::now());
+    let mut tried = 0;
+    loop {
+        let suffix = match tried {
+            0 => String::new(),
+            n => format!("-{n}"),
+        };
+        let path = folder.join(format!("horovod-trace-{job}-{stamp}{suffix}.json"));
+        match File::create_new(&path) {
+            Ok(file) => return Ok((path, file)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && tried < TRACES_MAX => {
+                tried += 1;
+            }
+            Err(error) => {
+                let path = path.display().to_string();
+                return Err(TraceError::File { path, error });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        for (text, ms) in [("5s", 5000), ("500ms", 500), ("2m", 120_000), ("1.5", 1500)] {
+            assert_eq!(parse_time(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for wrong in [
+            "", "s", "0", "-1s", "5h", "601s", "1e9", "nan", "inf", "5 s", "5steps",
+        ] {
+            let error = parse_time(wrong).expect_err(wrong);
+            assert!(error.contains("such as 5s"), "{error}");
+        }
+    }
+
+    #[test]
+    fn one_word_names_the_job() {
+        let words = |words: &[&str]| -> Vec<OsString> { words.iter().map(Into::into).collect() };
+        assert_eq!(parse_job(&[]), Ok(Wanted::All));
+        assert_eq!(parse_job(&words(&["4711"])), Ok(Wanted::Process(4711)));
+        assert!(parse_job(&words(&["python"])).is_err());
+        assert!(parse_job(&words(&["1", "2"])).is_err());
+    }
+
+    #[test]
+    fn a_trace_never_replaces_another_one() {
+        let folder =
+            std::env::temp_dir().join(format!("horovod-trace-test-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let files = [0, 1, 2].map(|_| new_file(&folder, 7).expect("a file").0);
+        std::fs::remove_dir_all(&folder).expect("it is ours");
+        assert!(files[0] != files[1] && files[1] != files[2], "{files:?}");
+    }
+}

@@ -1,0 +1,218 @@
+"""`horovodrun --trace`: a timeline of the next moments of a running job, which need not have been started for it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import harness
+
+# Only a hang reaches this.
+LIMIT_S = 300
+
+# The job runs operations until the test has seen enough; all ranks stop at the same one.
+STEPS = """
+import sys
+from pathlib import Path
+import numpy as np
+import horovod.numpy as hvd
+
+hvd.init()
+folder = Path(sys.argv[1])
+is_end = np.zeros(1, np.int32)
+while not hvd.allreduce(is_end, name="is the end", op=hvd.Sum)[0]:
+    hvd.allreduce(np.ones(64, np.float32), name="gradient")
+    if hvd.rank() == 0:
+        if not (folder / "ready").exists() and len(hvd.stats()["ranks"]) == 2:
+            (folder / "ready").touch()
+            print("READY", flush=True)
+        is_end[:] = (folder / "end").exists()
+"""
+
+
+def started(script, jobs, tmp_path: Path, **more) -> harness.Job:
+    env = {"HOROVOD_METRICS": "1", **more.pop("env", {})}
+    job = jobs(harness.python(2, script(STEPS), str(tmp_path), env=env, **more))
+    job.wait_for("READY")
+    return job
+
+
+def rank_0_of(job: harness.Job) -> int:
+    shown = subprocess.run(
+        [harness.HOROVODRUN, "--status"], capture_output=True, text=True, timeout=LIMIT_S
+    )
+    members = job.members()
+    numbers = map(int, re.findall(r"^job (\d+): ", shown.stdout, re.MULTILINE))
+    return next(number for number in numbers if number in members)
+
+
+def trace(folder: Path, lasting: str, job: int) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [harness.HOROVODRUN, "--trace", lasting, str(job)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+
+
+def check_events(text: str) -> None:
+    """The events are those of both ranks, in the form of any timeline."""
+    events = json.loads(text)
+    names = {event.get("args", {}).get("name", "") for event in events}
+    assert {name.split(" on ")[0] for name in names if " on " in name} == {"rank 0", "rank 1"}
+    assert "gradient" in " ".join(names)
+    operations = [event for event in events if event.get("cat") == "operation"]
+    assert {event["pid"] - 1_000_000_000 for event in operations} == {0, 1}
+
+
+def test_a_running_job_is_recorded_without_a_restart(script, jobs, tmp_path: Path) -> None:
+    job = started(script, jobs, tmp_path)
+    pid = rank_0_of(job)
+    here = tmp_path / "here"
+    here.mkdir()
+    for _ in range(2):
+        recorded = trace(here, "200ms", pid)
+        assert recorded.returncode == 0, recorded
+        name = recorded.stdout.splitlines()[0]
+        assert name.startswith(f"horovod-trace-{pid}-")
+        check_events((here / name).read_text())
+    assert len(list(here.iterdir())) == 2
+    (tmp_path / "end").touch()
+    job.succeed()
+    gone = trace(here, "200ms", pid)
+    assert gone.returncode == 1
+    assert f"process {pid} is no rank 0 of a measured job" in gone.stderr
+    assert len(list(here.iterdir())) == 2, "no file of a trace that failed"
+
+
+def threads_of(pid: int) -> set[str]:
+    """The names of a process' threads; those that end meanwhile are left out."""
+    names = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            names.add((task / "comm").read_text().strip())
+    return names
+
+
+def test_the_end_of_the_job_ends_the_trace(script, jobs, tmp_path: Path) -> None:
+    job = started(script, jobs, tmp_path)
+    pid = rank_0_of(job)
+    here = tmp_path / "here"
+    here.mkdir()
+    waiting = subprocess.Popen(
+        [harness.HOROVODRUN, "--trace", "10m", str(pid)],
+        cwd=here,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    # The recording has begun when rank 0 has a thread for it.
+    while "hvd-trace" not in threads_of(pid):
+        assert waiting.poll() is None
+    (tmp_path / "end").touch()
+    job.succeed()
+    output, _ = waiting.communicate(timeout=LIMIT_S)
+    assert waiting.returncode == 0
+    events = json.loads((here / output.splitlines()[0]).read_text())
+    assert events
+
+
+def test_a_timeline_of_the_script_goes_on(script, jobs, tmp_path: Path) -> None:
+    timeline = tmp_path / "timeline.json"
+    job = started(script, jobs, tmp_path, options=["--timeline-filename", str(timeline)])
+    refused = trace(tmp_path, "200ms", rank_0_of(job))
+    assert refused.returncode == 1
+    assert "a timeline is being recorded already" in refused.stderr
+    (tmp_path / "end").touch()
+    job.succeed()
+    check_events(timeline.read_text())
+
+
+@pytest.mark.parametrize("words", [["5h"], ["0"], ["5s", "train.py"], ["5s", "1", "2"]])
+def test_a_wrong_time_or_job_is_refused(jobs, words: list[str]) -> None:
+    job = jobs(harness.Job([str(harness.HOROVODRUN), "--trace", *words]))
+    assert job.fail() == 2
+    assert "argument --trace: " in job.stderr
+
+
+def test_the_page_records_for_who_has_the_token(script, jobs, tmp_path: Path) -> None:
+    job = started(script, jobs, tmp_path, options=["--metrics-port", "0"])
+    found = re.search(r"figures are at (http://\S+)", f"{job.stderr}\n{job.stdout}")
+    assert found, job.report()
+    url = found.group(1)
+    with urllib.request.urlopen(url + "trace/200", timeout=LIMIT_S) as answer:
+        assert answer.headers["Content-Type"] == "application/json"
+        check_events(answer.read().decode())
+    for refused in (re.sub(r"[0-9a-f]{32}", "0" * 32, url) + "trace/200", url + "trace/0"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(refused, timeout=LIMIT_S)
+    (tmp_path / "end").touch()
+    job.succeed()
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node to read the page's script")
+def test_the_script_of_the_page_hands_the_trace_to_the_viewer(tmp_path: Path) -> None:
+    """The page's functions with a made document and window: PING, PONG, then the bytes, to the viewer alone."""
+    page = (harness.ROOT / "crates/horovod-metrics/src/page.html").read_text()
+    script = page.split("<script>", 1)[1].split("</script>", 1)[0]
+    program = tmp_path / "page.js"
+    program.write_text(PAGE_DOUBLE.replace("SCRIPT", json.dumps(script)))
+    done = subprocess.run(["node", program], capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [
+        "fetch trace/5000",
+        "open https://ui.perfetto.dev",
+        "PING to https://ui.perfetto.dev",
+        "3 bytes to https://ui.perfetto.dev",
+        "Opened in the viewer.",
+        "The viewer does not answer: save the file, and open it in https://ui.perfetto.dev or chrome://tracing.",
+    ]
+
+
+PAGE_DOUBLE = """
+const elements = {};
+const element = () => ({
+  children: [], dataset: {}, value: "5", listeners: {},
+  append(...all) { this.children.push(...all); }, setAttribute() {}, removeAttribute() {},
+  addEventListener(name, call) { this.listeners[name] = call; },
+});
+globalThis.document = {getElementById: id => elements[id] ??= element(), createElement: element};
+globalThis.location = {protocol: "file:"};
+const listeners = new Set();
+globalThis.addEventListener = (_, call) => listeners.add(call);
+globalThis.removeEventListener = (_, call) => listeners.delete(call);
+globalThis.fetch = async path => {
+  console.log("fetch " + path);
+  return {ok: true, arrayBuffer: async () => new ArrayBuffer(3)};
+};
+let ticks = [];
+globalThis.setInterval = call => ticks.push(call);
+globalThis.clearInterval = () => { ticks = []; };
+const tell = event => [...listeners].forEach(call => call(event));
+const viewer = {closed: false, postMessage(what, to) {
+  console.log((what === "PING" ? "PING" : what.perfetto.buffer.byteLength + " bytes") + " to " + to);
+}};
+globalThis.window = {open: url => { console.log("open " + url); return viewer; }};
+(0, eval)(SCRIPT);
+(async () => {
+  await elements["trace-record"].listeners.click();
+  const isHidden = ["trace-open", "trace-save"].some(id => elements[id].hidden !== false);
+  if (isHidden) throw new Error("nothing is offered");
+  elements["trace-open"].listeners.click();
+  ticks[0]();
+  tell({source: viewer, origin: "https://elsewhere.example", data: "PONG"});
+  tell({source: viewer, origin: "https://ui.perfetto.dev", data: "PONG"});
+  console.log(elements["trace-state"].textContent);
+  window.open = () => null;
+  elements["trace-open"].listeners.click();
+  console.log(elements["trace-state"].textContent);
+})();
+"""
