@@ -119,6 +119,9 @@ pub(crate) fn leave_at_exit(py: Python<'_>, failed: bool) {
     } else {
         Leaving::Ended
     };
+    if let Some(engine) = horovod_engine::try_engine() {
+        exit::report_if_late(engine.topology().rank.0, failed);
+    }
     detached(py, || horovod_engine::shutdown_because(why));
     // Apart from the above, whose own return counts.
     py.detach(exit::await_returning);
