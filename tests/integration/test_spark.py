@@ -79,18 +79,23 @@ def test_results_come_in_the_order_of_ranks() -> None:
     assert "," not in results[0][4]
 
 
-def test_an_exception_of_a_rank_is_raised() -> None:
+def test_an_exception_of_a_rank_is_raised_and_the_others_hear_of_it() -> None:
     def work() -> None:
+        import numpy as np
+
         import horovod.numpy as hvd
 
         hvd.init()
         if hvd.rank() == 1:
             raise KeyError("no such column")
+        hvd.allreduce(np.ones(2))
 
     out = io.StringIO()
     with pytest.raises(KeyError, match="no such column") as raised:
         run(work, num_proc=2, stdout=out, stderr=out)
     assert "horovod.spark.run on rank 1" in raised.value.__notes__[0]
+    assert "the script of rank 1 has ended with an exception" in out.getvalue()
+    assert "hvd.join()" not in out.getvalue()
 
 
 def test_too_few_slots_are_told_in_time() -> None:

@@ -93,6 +93,7 @@ def test_an_exception_of_a_rank_is_raised() -> None:
         hvd.init()
         if hvd.rank() == 1:
             raise KeyError("no such column")
+        hvd.barrier()
 
     out = io.StringIO()
     with pytest.raises(KeyError, match="no such column") as raised:
@@ -100,6 +101,8 @@ def test_an_exception_of_a_rank_is_raised() -> None:
     assert "horovod.spark.run on rank 1" in raised.value.__notes__[0]
     assert "in work" in str(raised.value.__cause__)
     assert "rank 1 on host" in out.getvalue()
+    assert "the script of rank 1 has ended with an exception" in out.getvalue()
+    assert "hvd.join()" not in out.getvalue()
 
 
 def test_a_killed_rank_is_named() -> None:

@@ -190,6 +190,27 @@ def test_ranks_in_spark_tasks(frame: Any, tmp_path: Path) -> None:
     assert history[1]["train"]["loss"] < history[0]["train"]["loss"]
 
 
+@pytest.mark.parametrize("backend", [SparkBackend, LocalBackend])
+def test_an_exception_of_one_rank_is_raised(
+    backend: Any, frame: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loss(output: Any, label: Any) -> Any:
+        import horovod.torch as hvd
+
+        if hvd.rank() == 1:
+            raise LookupError("no such label")
+        return torch.nn.functional.mse_loss(output, label)
+
+    estimator = _estimator(Store.create(str(tmp_path)), backend=backend(2), loss=loss)
+    with pytest.raises(LookupError, match="no such label") as raised:
+        estimator.fit(frame)
+    assert "on rank 1" in raised.value.__notes__[0]
+    printed = "".join(capsys.readouterr())
+    assert "the script of rank 1 has ended with an exception" in printed
+    assert "the script of rank 1 has ended with an exception" in printed
+    assert "hvd.join()" not in printed
+
+
 def test_transformed_rows_and_a_share_for_validation(frame: Any, tmp_path: Path) -> None:
     def half(row: dict[str, Any]) -> dict[str, Any]:
         return {**row, "y": row["y"] / 2}

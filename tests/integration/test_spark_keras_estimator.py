@@ -249,6 +249,26 @@ def test_wrong_parameters_are_named(
         _estimator(Store.create(str(tmp_path)), **changes).fit(frame)
 
 
+class _FailsOnRank1(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        import horovod.tensorflow.keras as hvd
+
+        if hvd.rank() == 1:
+            raise LookupError("of a callback")
+
+
+def test_an_exception_of_one_rank_is_raised(frame: Any, tmp_path: Path, capsys: Any) -> None:
+    estimator = _estimator(
+        Store.create(str(tmp_path)),
+        backend=LocalBackend(2),
+        callbacks=[_FailsOnRank1()],
+    )
+    with pytest.raises(LookupError, match="of a callback") as raised:
+        estimator.fit(frame)
+    assert "on rank 1" in raised.value.__notes__[0]
+    assert "the script of rank 1 has ended with an exception" in "".join(capsys.readouterr())
+
+
 def test_attributes_of_losses_travel() -> None:
     estimator = KerasEstimator(loss=keras.losses.Huber(0.25), optimizer=keras.optimizers.Adam(0.3))
     loss = estimator.from_plain("loss", estimator.to_plain("loss", estimator.getLoss()))

@@ -80,6 +80,13 @@ class Line(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class FailsOnRank1(Line):
+    def training_step(self, batch: Any, index: int) -> Any:
+        if self.global_rank == 1:
+            raise LookupError("of a step")
+        return super().training_step(batch, index)
+
+
 class Epochs(pl.Callback):
     """Writes down which epochs it saw."""
 
@@ -192,6 +199,14 @@ def test_wrong_parameters_are_named(
 ) -> None:
     with pytest.raises((ValueError, RuntimeError), match=text):
         _estimator(Store.create(str(tmp_path)), **{"model": Line(), **changes}).fit(frame)
+
+
+def test_an_exception_of_one_rank_is_raised(frame: Any, tmp_path: Path, capsys: Any) -> None:
+    backend = LocalBackend(2)
+    with pytest.raises(LookupError, match="of a step") as raised:
+        _estimator(Store.create(str(tmp_path)), model=FailsOnRank1(), backend=backend).fit(frame)
+    assert "on rank 1" in raised.value.__notes__[0]
+    assert "the script of rank 1 has ended with an exception" in "".join(capsys.readouterr())
 
 
 def test_validation_batches_are_as_many_on_each_rank() -> None:

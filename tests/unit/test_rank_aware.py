@@ -8,7 +8,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+)
 
 from horovod.common.elastic import ObjectState
 
@@ -28,6 +35,17 @@ class Slots:
 
     def __init__(self):
         self.rank, self.num_replicas = 1, 2
+
+
+class Own(Sampler):
+    def __init__(self):
+        self.rank, self.seed = 1, 7
+
+
+class LowRank(TensorDataset):
+    def __init__(self):
+        super().__init__(torch.zeros(3))
+        self.rank = 3
 
 
 Place = namedtuple("Place", "rank world_size")
@@ -63,11 +81,13 @@ def state(**values):
         (lambda: deque([sampler()]), r"it\[0\], a"),
         (lambda: {sampler()}, r"it\[0\], a"),
         (lambda: partial(print, rank=0, world_size=2), r"it\.keywords, a"),
+        (Own, r"a .*Own, belongs to one rank \(rank=1\)"),
+        (lambda: DataLoader(DATA, sampler=Own()), r"state's it\.sampler, a"),
     ],
     ids=[
         *("sampler", "derived", "nested", "loader", "batches", "arguments", "dict", "shard"),
         *("private", "numbers", "worker", "data_parallel", "slots", "named"),
-        *("deque", "set", "partial"),
+        *("deque", "set", "partial", "own", "own_loader"),
     ],
 )
 def test_what_belongs_to_a_rank_is_refused_by_name(make, where):
@@ -92,6 +112,7 @@ def test_other_objects_are_taken():
         "loader": DataLoader(DATA, shuffle=True),
         "cyclic": cyclic,
         "kind": DistributedSampler,
+        "data": LowRank(),
         "image": {"rank": 2, "size": 10},
         "share": SimpleNamespace(index=3, size=8),
         "cursor": SimpleNamespace(index=17, num_shards=64),

@@ -20,7 +20,7 @@ use crate::frames::{
 };
 use crate::io::{Got, Interest, Outbox, earlier, read_some, set_nonblocking, wait};
 use crate::out_of_memory::MemoryKills;
-use crate::ranks::Ranks;
+use crate::ranks::{Living, Ranks, killed};
 use crate::signals::Signals;
 use crate::threads::{self, Share, Threads};
 use crate::{dialing, environment};
@@ -475,7 +475,8 @@ impl Agent {
                 how: Stop::Terminate,
                 harder_at,
             }) if now >= harder_at => {
-                self.note_killed(&self.ranks.running());
+                let living = self.ranks.living();
+                self.note_killed(&living);
                 self.stop(Stop::Kill, now);
             }
             // Again and again: a process may fork while its parent is being killed.
@@ -485,13 +486,9 @@ impl Agent {
             _ => {}
         }
         let is_due = |(_, at): &mut (u32, Instant)| *at <= now;
-        let due: Vec<u32> = self
-            .single_endings
-            .extract_if(.., is_due)
-            .map(|(rank, _)| rank)
-            .collect();
-        self.note_killed(&due);
-        for rank in due {
+        let due: Vec<_> = self.single_endings.extract_if(.., is_due).collect();
+        for (rank, _) in due {
+            self.note_killed(&self.ranks.living_of(rank));
             self.ranks.signal_rank(rank, Stop::Kill);
         }
     }
@@ -501,22 +498,12 @@ impl Agent {
         Duration::from_secs(seconds.into())
     }
 
-    /// Reports the ranks that did not end after SIGTERM.
-    fn note_killed(&mut self, ranks: &[u32]) {
-        if ranks.is_empty() {
-            return;
+    /// Reports what did not end after SIGTERM.
+    fn note_killed(&mut self, living: &[Living]) {
+        if !living.is_empty() {
+            let text = killed(living, self.terminate_timeout());
+            self.send(&FromAgent::Note(text));
         }
-        let names: Vec<String> = ranks.iter().map(u32::to_string).collect();
-        let (noun, were) = match ranks.len() {
-            1 => ("rank", "was"),
-            _ => ("ranks", "were"),
-        };
-        self.send(&FromAgent::Note(format!(
-            "{noun} {} had not ended {} s after SIGTERM and {were} killed (--terminate-timeout or \
-             HOROVOD_TERMINATE_TIMEOUT gives more time)",
-            names.join(", "),
-            self.terminate_timeout().as_secs()
-        )));
     }
 
     fn reap(&mut self) {
@@ -535,12 +522,21 @@ impl Agent {
             // A failed rank of an elastic job may be replaced.
             self.has_failed |= !self.is_open && status != ExitStatus::Code(0);
             self.send(&FromAgent::Exited { rank, status });
-            self.single_endings.retain(|(known, _)| *known != rank);
             if self.is_open {
-                // Another may start in its place, with the same devices.
-                self.ranks.end_group_of(rank);
-                self.ranks.forget_ended();
+                self.end_rest_of(rank);
             }
+        }
+    }
+
+    /// Ends what a rank of an elastic job has left: another may start in its place, with the same devices.
+    fn end_rest_of(&mut self, rank: u32) {
+        self.ranks.signal_rank(rank, Stop::Terminate);
+        self.ranks.forget_ended();
+        if self.ranks.living_of(rank).is_empty() {
+            self.single_endings.retain(|(known, _)| *known != rank);
+        } else if !self.single_endings.iter().any(|(known, _)| *known == rank) {
+            let kill_at = Instant::now() + self.terminate_timeout();
+            self.single_endings.push((rank, kill_at));
         }
     }
 

@@ -38,16 +38,42 @@ mod linux {
 
     /// All living processes below this one, itself not included.
     pub(crate) fn descendants() -> Vec<Pid> {
-        let Ok(entries) = std::fs::read_dir("/proc") else {
-            return Vec::new();
-        };
+        let mut children = living_by_parent();
+        let mut found = Vec::new();
+        let mut open = vec![own_pid()];
+        while let Some(pid) = open.pop() {
+            for child in children.remove(&pid).unwrap_or_default() {
+                found.extend(Pid::from_raw(child));
+                open.push(child);
+            }
+        }
+        found
+    }
+
+    /// The living children of this process: those that it started, and orphans.
+    pub(crate) fn children() -> Vec<Pid> {
+        let found = living_by_parent().remove(&own_pid()).unwrap_or_default();
+        found.into_iter().filter_map(Pid::from_raw).collect()
+    }
+
+    /// The name of a process's program, for a message.
+    pub(crate) fn name_of(pid: Pid) -> String {
+        let name = std::fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero()));
+        name.unwrap_or_default().trim().to_owned()
+    }
+
+    fn own_pid() -> i32 {
+        rustix::process::getpid().as_raw_nonzero().get()
+    }
+
+    fn living_by_parent() -> HashMap<i32, Vec<i32>> {
         let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
+        let Ok(entries) = std::fs::read_dir("/proc") else {
+            return children;
+        };
         for entry in entries.flatten() {
-            let Some(pid) = entry
-                .file_name()
-                .to_str()
-                .and_then(|name| name.parse().ok())
-            else {
+            let name = entry.file_name();
+            let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
                 continue;
             };
             if let Some((state, parent)) = state_and_parent(pid)
@@ -56,15 +82,7 @@ mod linux {
                 children.entry(parent).or_default().push(pid);
             }
         }
-        let mut found = Vec::new();
-        let mut open = vec![rustix::process::getpid().as_raw_nonzero().get()];
-        while let Some(pid) = open.pop() {
-            for child in children.remove(&pid).unwrap_or_default() {
-                found.extend(Pid::from_raw(child));
-                open.push(child);
-            }
-        }
-        found
+        children
     }
 
     fn state_and_parent(pid: i32) -> Option<(char, i32)> {
@@ -134,6 +152,16 @@ mod portable {
     /// Not to be had without reading the process table.
     pub(crate) fn descendants() -> Vec<Pid> {
         Vec::new()
+    }
+
+    /// Not to be had without reading the process table.
+    pub(crate) fn children() -> Vec<Pid> {
+        Vec::new()
+    }
+
+    /// Not to be had without reading the process table.
+    pub(crate) fn name_of(_pid: Pid) -> String {
+        String::new()
     }
 
     /// Not to be had: what control groups allow counts.

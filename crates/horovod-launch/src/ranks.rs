@@ -4,12 +4,13 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions};
 
 use crate::frames::{ExitStatus, JobSpec, OUTPUT_BYTES_MAX, RankSpec, Stop, Stream};
 use crate::io::{Got, read_some, set_nonblocking};
-use crate::platform::{SEES_DESCENDANTS, descendants, is_stopped};
+use crate::platform::{SEES_DESCENDANTS, children, descendants, is_stopped, name_of};
 use crate::rank_exec;
 
 /// Bytes taken from a dead rank's pipe at most: more than a pipe holds unless a descendant goes on writing.
@@ -21,6 +22,48 @@ struct RankProcess {
     pid: Pid,
     status: Option<ExitStatus>,
     pipes: [Option<File>; 2],
+    /// The hardest signal that its process group got.
+    asked: Option<Stop>,
+}
+
+/// Something of a rank that has not ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Living {
+    /// The rank; `None` if a process has left the session of its rank.
+    pub(crate) rank: Option<u32>,
+    /// `None` if it is the process that was started here. Else that one has ended, and this one, which it started, has not.
+    other: Option<Pid>,
+}
+
+/// Names what had not ended so long after SIGTERM, for the user.
+pub(crate) fn killed(living: &[Living], timeout: Duration) -> String {
+    let running: Vec<String> = living
+        .iter()
+        .filter(|one| one.other.is_none())
+        .filter_map(|one| Some(one.rank?.to_string()))
+        .collect();
+    let mut names = match running.len() {
+        0 => Vec::new(),
+        1 => vec![format!("rank {}", running[0])],
+        _ => vec![format!("ranks {}", running.join(", "))],
+    };
+    for one in living {
+        let Some(pid) = one.other else { continue };
+        let of = one.rank.map(|rank| format!(" of rank {rank}"));
+        let number = pid.as_raw_nonzero();
+        names.push(format!(
+            "process {number} ({}){}",
+            name_of(pid),
+            of.unwrap_or_default()
+        ));
+    }
+    let were = if living.len() == 1 { "was" } else { "were" };
+    format!(
+        "{} had not ended {} s after SIGTERM and {were} killed (--terminate-timeout or HOROVOD_TERMINATE_TIMEOUT \
+         gives more time)",
+        names.join(", "),
+        timeout.as_secs()
+    )
 }
 
 /// All of them.
@@ -61,6 +104,7 @@ impl Ranks {
             pid,
             status: None,
             pipes,
+            asked: None,
         });
         Ok(child.id())
     }
@@ -109,10 +153,35 @@ impl Ranks {
         self.all.iter().all(|rank| rank.status.is_some())
     }
 
-    /// The ranks that have not ended.
-    pub(crate) fn running(&self) -> Vec<u32> {
+    /// Ranks that have not ended, and orphans of those that have: a shell may end before the program that it started.
+    pub(crate) fn living(&self) -> Vec<Living> {
         let running = self.all.iter().filter(|rank| rank.status.is_none());
-        running.map(|rank| rank.rank).collect()
+        let mut living: Vec<Living> = running
+            .map(|rank| Living {
+                rank: Some(rank.rank),
+                other: None,
+            })
+            .collect();
+        for pid in children() {
+            let of = self.all.iter().find(|rank| rank.owns(pid));
+            if self.all.iter().any(|rank| rank.pid == pid)
+                || of.is_some_and(|rank| rank.status.is_none())
+            {
+                continue;
+            }
+            living.push(Living {
+                rank: of.map(|rank| rank.rank),
+                other: Some(pid),
+            });
+        }
+        living
+    }
+
+    /// The same of one rank.
+    pub(crate) fn living_of(&self, rank: u32) -> Vec<Living> {
+        let mut living = self.living();
+        living.retain(|one| one.rank == Some(rank));
+        living
     }
 
     /// Whether anything that the ranks started still runs, once they have ended.
@@ -146,17 +215,20 @@ impl Ranks {
         ended
     }
 
-    /// Drops what is known of ranks that ended and whose pipes are closed.
+    /// Drops what is known of ranks of which nothing runs and whose pipes are closed.
     pub(crate) fn forget_ended(&mut self) {
+        let below = descendants();
         let is_open = |rank: &RankProcess| rank.pipes.iter().any(Option::is_some);
-        self.all.retain(|r| r.status.is_none() || is_open(r));
+        self.all.retain(|rank| {
+            rank.status.is_none() || is_open(rank) || below.iter().any(|pid| rank.owns(*pid))
+        });
     }
 
-    /// Signals the process group of one rank, if it runs.
-    pub(crate) fn signal_rank(&self, rank: u32, how: Stop) {
-        let running = self.all.iter().filter(|r| r.status.is_none());
-        for process in running.filter(|r| r.rank == rank) {
-            process.signal(how);
+    /// Signals the processes of one rank.
+    pub(crate) fn signal_rank(&mut self, rank: u32, how: Stop) {
+        let below = descendants();
+        for process in self.all.iter_mut().filter(|process| process.rank == rank) {
+            process.signal(how, &below);
         }
     }
 
@@ -167,53 +239,36 @@ impl Ranks {
         let Some(process) = running.find(|r| r.rank == rank) else {
             return false;
         };
-        let is_its_own = |pid: &Pid| {
-            let group = rustix::process::getpgid(Some(*pid));
-            group.is_ok_and(|group| group == process.pid) && descendants().contains(pid)
-        };
+        let is_its_own = |pid: &Pid| process.owns(*pid) && descendants().contains(pid);
         let named = i32::try_from(pid).ok().and_then(Pid::from_raw);
         is_stopped(named.filter(is_its_own).unwrap_or(process.pid))
     }
 
-    /// Ends what a rank has left in its process group; the group's number cannot have been given to others while
-    /// it has members that descend from this process.
-    pub(crate) fn end_group_of(&self, rank: u32) {
-        let Some(process) = self.all.iter().find(|r| r.rank == rank) else {
-            return;
-        };
-        for pid in descendants() {
-            if rustix::process::getpgid(Some(pid)).is_ok_and(|group| group == process.pid) {
-                // A stopped process cannot handle SIGTERM.
-                let signal = match is_stopped(pid) {
-                    true => Signal::KILL,
-                    false => Signal::TERM,
-                };
-                let _ = rustix::process::kill_process(pid, signal);
-            }
-        }
-    }
-
-    /// Signals the process group of every rank that runs; once none does, or to kill, all descendants.
-    pub(crate) fn signal(&self, how: Stop) {
-        let signal = signal_of(how);
-        // An id that is not reaped, or whose group has members, cannot belong to anybody else.
-        for rank in self
-            .all
-            .iter()
-            .filter(|rank| rank.status.is_none() || !SEES_DESCENDANTS)
-        {
-            rank.signal(how);
+    /// Signals the processes of every rank; once no rank runs, or to kill, all descendants.
+    pub(crate) fn signal(&mut self, how: Stop) {
+        let below = descendants();
+        for rank in &mut self.all {
+            rank.signal(how, &below);
         }
         if how == Stop::Kill || self.all_ended() {
-            for pid in descendants() {
-                let _ = rustix::process::kill_process(pid, signal);
+            let others = below
+                .iter()
+                .filter(|pid| !self.all.iter().any(|rank| rank.owns(**pid)));
+            for pid in others {
+                let _ = rustix::process::kill_process(*pid, signal_to(*pid, how));
             }
         }
     }
 }
 
-fn signal_of(how: Stop) -> Signal {
+/// Whether a process cannot handle the signal: a stopped one handles only SIGKILL.
+fn is_deaf(pid: Pid, how: Stop) -> bool {
+    how == Stop::Terminate && is_stopped(pid)
+}
+
+fn signal_to(pid: Pid, how: Stop) -> Signal {
     match how {
+        Stop::Terminate if is_stopped(pid) => Signal::KILL,
         Stop::Interrupt => Signal::INT,
         Stop::Terminate => Signal::TERM,
         Stop::Kill => Signal::KILL,
@@ -221,18 +276,32 @@ fn signal_of(how: Stop) -> Signal {
 }
 
 impl RankProcess {
-    fn signal(&self, how: Stop) {
+    /// Whether a descendant of this process is of the rank, which leads a session. While the session has members, its
+    /// number belongs to nobody else.
+    fn owns(&self, pid: Pid) -> bool {
+        rustix::process::getsid(Some(pid)).is_ok_and(|session| session == self.pid)
+    }
+
+    /// Signals the rank's process group if the rank runs, and else those of its processes that have not got the signal.
+    /// `below` are all descendants of this process.
+    fn signal(&mut self, how: Stop, below: &[Pid]) {
         let is_running = self.status.is_none();
-        // A stopped process cannot handle SIGTERM.
-        let how = match how {
-            Stop::Terminate if is_running && is_stopped(self.pid) => Stop::Kill,
-            how => how,
-        };
-        let signal = signal_of(how);
-        if rustix::process::kill_process_group(self.pid, signal).is_err() && is_running {
-            // It has not made its own group yet.
-            let _ = rustix::process::kill_process(self.pid, signal);
+        let is_told = how != Stop::Kill && self.asked.is_some_and(|asked| asked >= how);
+        let own = below.iter().copied();
+        for pid in own.filter(|pid| *pid != self.pid && self.owns(*pid)) {
+            let is_in_group = rustix::process::getpgid(Some(pid)) == Ok(self.pid);
+            if !(is_running || is_told && is_in_group) || is_deaf(pid, how) {
+                let _ = rustix::process::kill_process(pid, signal_to(pid, how));
+            }
         }
+        if (is_running || !SEES_DESCENDANTS) && !is_told {
+            let signal = signal_to(self.pid, how);
+            if rustix::process::kill_process_group(self.pid, signal).is_err() && is_running {
+                // It has not made its own group yet.
+                let _ = rustix::process::kill_process(self.pid, signal);
+            }
+        }
+        self.asked = self.asked.max(Some(how));
     }
 
     fn read(&mut self, stream: Stream, buffer: &mut [u8]) -> Option<Vec<u8>> {

@@ -24,6 +24,9 @@ static STAYING: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 /// The process that these are threads of: a forked child has none of them.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
+/// A process that has not ended so long after its exit handlers ran reports it.
+const LATE: Duration = Duration::from_secs(20);
+
 /// A thread on its way back to the interpreter, until dropped.
 struct Returning(());
 
@@ -120,6 +123,27 @@ pub(crate) fn stays() {
 pub(crate) fn leaves() {
     *LEAVER.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread::current().id());
     LEAVING.store(true, Ordering::SeqCst);
+}
+
+/// Has this process report it if it does not end soon, though its script is over: the others, and the launcher, wait.
+/// Only a thread without Python can, as the interpreter may be what does not come to its end.
+pub(crate) fn report_if_late(rank: u32, failed: bool) {
+    let process = std::process::id();
+    let how = if failed { " with an exception" } else { "" };
+    let report = move || {
+        thread::sleep(LATE);
+        if LEAVING.load(Ordering::SeqCst) && std::process::id() == process {
+            tracing::warn!(
+                "the script of rank {rank} is over: it ended{how} {} s ago. But its process {process} has not ended, \
+                 and the job waits for it. Something that Python or a framework does at exit does not return. In \
+                 TensorFlow this is often a dataset made by `from_generator` that still asks for data. `py-spy dump \
+                 --pid {process}` shows where the process is, and `kill {process}` ends it",
+                LATE.as_secs()
+            );
+        }
+    };
+    // Without the thread nothing is reported, and the exit goes on.
+    let _ = thread::Builder::new().name("hvd-late".into()).spawn(report);
 }
 
 /// Have the process end by then, with status 1, whatever keeps its threads: exit handlers of CUDA's, and what a script

@@ -120,6 +120,9 @@ pub(crate) fn leave_at_exit(py: Python<'_>, failed: bool) {
     } else {
         Leaving::Ended
     };
+    if let Some(engine) = horovod_engine::try_engine() {
+        exit::report_if_late(engine.topology().rank.0, failed);
+    }
     detached(py, || horovod_engine::shutdown_because(why));
     if !failed && let Some(summary) = horovod_engine::take_summary() {
         // One write, so that the paragraph stays together where several processes share the standard error. A failed

@@ -28,6 +28,9 @@ _RANKS_BY_COUNT = {
     "hvd_size": ("hvd_rank",),
     "local_size": ("local_rank",),
 }
+# In a sampler of PyTorch a rank alone can only choose the rank's share.
+_SAMPLERS = "torch.utils.data.sampler"
+_RANKS_OF_SAMPLERS = ("rank", "global_rank", "world_rank", "local_rank")
 _PLAIN = (int, float, bool, str, bytes, type(None))
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 # A replay buffer is long, and its entries are alike.
@@ -45,11 +48,11 @@ def refuse(values: Mapping[str, Any]) -> None:
         A value does; the text names it.
     """
     for name, value in values.items():
-        for path, found, pair in _belonging(value, name, _DEPTH_MAX, set()):
-            rank, count = (index(_entries(found)[key]) for key in pair)
+        for path, found, keys in _belonging(value, name, _DEPTH_MAX, set()):
+            numbers = ", ".join(f"{key}={index(_entries(found)[key])}" for key in keys)
             kind = f"{type(found).__module__}.{type(found).__qualname__}"
             raise ValueError(
-                f"The elastic state's {path}, a {kind}, belongs to one rank ({pair[0]}={rank}, {pair[1]}={count}): "
+                f"The elastic state's {path}, a {kind}, belongs to one rank ({numbers}): "
                 "sync would copy rank 0's to all ranks, and all would read the same share. Keep it out of the state, "
                 "and create it in the function that elastic.run decorates. Instead of a sampler of PyTorch put a "
                 "horovod.torch.elastic.ElasticSampler into a TorchState."
@@ -58,14 +61,14 @@ def refuse(values: Mapping[str, Any]) -> None:
 
 def _belonging(
     value: Any, path: str, depth: int, seen: set[int]
-) -> Iterator[tuple[str, Any, tuple[str, str]]]:
+) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
     if type(value) in _PLAIN or id(value) in seen or isinstance(value, type):
         return
     seen.add(id(value))
     entries = _entries(value)
-    pair = _rank_and_count(entries)
-    if pair is not None:
-        yield path, value, pair
+    keys = _rank_and_count(entries) or _rank_of_sampler(value, entries)
+    if keys:
+        yield path, value, keys
     if depth == 0:
         return
     for i, entry in enumerate(_first_entries(value)):
@@ -86,7 +89,7 @@ def _first_entries(value: Any) -> list[Any]:
         return []
 
 
-def _rank_and_count(entries: Mapping[Any, Any]) -> tuple[str, str] | None:
+def _rank_and_count(entries: Mapping[Any, Any]) -> tuple[str, ...]:
     """The keys of a rank and of the number of ranks, if both are there and are integers."""
     keys = {key.lstrip("_"): key for key in entries if isinstance(key, str)}
     for count, ranks in _RANKS_BY_COUNT.items():
@@ -96,7 +99,18 @@ def _rank_and_count(entries: Mapping[Any, Any]) -> tuple[str, str] | None:
             if rank not in keys or not _is_integer(entries[keys[rank]]):
                 continue
             return keys[rank], keys[count]
-    return None
+    return ()
+
+
+def _rank_of_sampler(value: Any, entries: Mapping[Any, Any]) -> tuple[str, ...]:
+    """The key of a rank in a sampler of PyTorch."""
+    if not any(kind.__module__ == _SAMPLERS for kind in type(value).__mro__):
+        return ()
+    for key, entry in entries.items():
+        name = key.lstrip("_") if isinstance(key, str) else ""
+        if name in _RANKS_OF_SAMPLERS and _is_integer(entry):
+            return (key,)
+    return ()
 
 
 def _is_integer(value: Any) -> bool:

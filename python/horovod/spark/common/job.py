@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from horovod import _core
 from horovod.spark.common.row_reader import AsyncRowBatches
 from horovod.spark.task import get_available_devices
 
@@ -26,7 +28,19 @@ class Job:
     val_rows: int
     checkpoint: bytes | None
 
-    def set_start_method(self) -> None:
+    @contextlib.contextmanager
+    def begun(self, hvd: Any) -> Iterator[None]:
+        """Be a rank in this block. If it raises, the other ranks hear of an exception, not of a shutdown."""
+        self._set_start_method()
+        hvd.init()
+        try:
+            yield
+        except BaseException:
+            _core.leave_interrupted()
+            raise
+        hvd.shutdown()
+
+    def _set_start_method(self) -> None:
         """Have `multiprocessing` start processes as `mp_start_method` says."""
         method = self.values["mp_start_method"]
         if method:

@@ -23,13 +23,8 @@ keras: Any = plain.keras
 
 def train(job: Job) -> Any:
     """Train; rank 0 returns the history and a checkpoint's content, the others None."""
-    job.set_start_method()
-    hvd.init()
-    try:
-        with keras.utils.custom_object_scope(job.values["custom_objects"]):
-            return _Training(job).run()
-    finally:
-        hvd.shutdown()
+    with job.begun(hvd), keras.utils.custom_object_scope(job.values["custom_objects"]):
+        return _Training(job).run()
 
 
 def compile_model(model: Any, optimizer: Any, values: dict[str, Any]) -> None:

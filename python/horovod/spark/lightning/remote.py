@@ -27,13 +27,8 @@ _LOGGERS = ("TensorBoardLogger", "CSVLogger")
 
 def train(job: Job) -> Any:
     """Train; rank 0 returns what was logged last and the weights, the others None."""
-    job.set_start_method()
-    hvd.init()
-    try:
-        with job.store.get_local_output_dir_fn(job.run_id)() as folder:
-            return _fit(job, folder)
-    finally:
-        hvd.shutdown()
+    with job.begun(hvd), job.store.get_local_output_dir_fn(job.run_id)() as folder:
+        return _fit(job, folder)
 
 
 class Batches(BaseDataLoader):

@@ -36,12 +36,8 @@ def train(job: Job) -> Any:
     """Train; rank 0 returns the history and the states of model and optimizer, the others None."""
     import horovod.torch as hvd
 
-    job.set_start_method()
-    hvd.init()
-    try:
+    with job.begun(hvd):
         return _Training(job).run()
-    finally:
-        hvd.shutdown()
 
 
 class _Training:
