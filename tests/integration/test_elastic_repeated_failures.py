@@ -76,3 +76,33 @@ def test_an_exception_that_two_ranks_raise_in_turn_ends_the_job(script, jobs, tm
     assert job.fail() == 1
     assert "was lost 3 times without a commit" in job.stderr, job.report()
     assert failures.stat().st_size == 5, job.report()
+
+
+ALONE_IN_BETWEEN = """
+import numpy as np
+import horovod.numpy as hvd
+from horovod.common import elastic
+
+hvd.init()
+
+@elastic.run
+def train(state):
+    while state.step < 1000:
+        hvd.allreduce(np.ones(3), name="gradients")
+        if hvd.size() == 1:
+            state.check_host_updates()  # ends when a new rank is there
+            continue
+        state.step += 1
+        if state.step == 3 and hvd.rank() == 1:
+            raise KeyError("no such sample")
+
+train(elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0))
+"""
+
+
+def test_losses_of_a_rank_are_counted_while_the_others_train_without_it(script, jobs) -> None:
+    options = ["--min-np", "1"]
+    job = jobs(harness.python(2, script(ALONE_IN_BETWEEN), options=options, env=PATIENT))
+    assert job.fail() == 1
+    assert "rank 1 was lost 3 times without a commit" in job.stderr, job.report()
+    assert job.stderr.count("KeyError: 'no such sample'") >= 3

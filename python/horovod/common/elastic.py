@@ -393,7 +393,10 @@ class _Run:
         # newest commit are ignored: they include losses before that commit.
         newest = max(entry[2] for entry in everyone)
         counts = [entry[4:] for entry in everyone if entry[2] == newest]
-        self._losses = Counter(dict(enumerate(map(max, zip(*counts, strict=True)))))
+        if state._commits != newest:
+            self._losses.clear()
+        # Counts of ranks that this generation lacks stay: such a rank may come back and be lost again.
+        self._losses |= Counter(dict(enumerate(map(max, zip(*counts, strict=True)))))
         states = [(training_state, commits) for _, training_state, commits, *_ in everyone]
         changed = len(everyone) != self._size or any(
             training_state == _TrainingState.NOTHING for training_state, _ in states
