@@ -50,7 +50,7 @@ def test_a_rank_that_does_not_end_is_named(jobs, script, option) -> None:
 
 
 # Handles both signals, and then ends by SIGTERM or stays, as the rank's word says.
-TOLD = """
+NOTED = """
 import os, signal, sys
 rank, path, words = os.environ["HOROVOD_RANK"], sys.argv[1], sys.argv[2:]
 def told(number, _):
@@ -70,7 +70,7 @@ IN_A_SHELL = '"$0" "$@"; exit $?'
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_program_that_outlives_its_shell_is_named(number, jobs, script, tmp_path) -> None:
-    command = ["sh", "-c", IN_A_SHELL, sys.executable, script(TOLD), tmp_path, "stays", "stays"]
+    command = ["sh", "-c", IN_A_SHELL, sys.executable, script(NOTED), tmp_path, "stays", "stays"]
     job = jobs(harness.horovodrun(2, command, "--terminate-timeout", "1"))
     lines = job.wait_for("is process", count=2)
     job.process.send_signal(number)
@@ -86,7 +86,7 @@ def test_sigterm_reaches_a_program_whose_shell_sigint_has_ended(jobs, script, tm
     path = tmp_path / "both"
     os.mkfifo(path)
     shell = '[ "$HOROVOD_RANK" = 0 ] || exec "$0" "$@"; trap "exit 1" INT; "$0" "$@" & wait'
-    command = ["sh", "-c", shell, sys.executable, script(TOLD), path, "meets", "meets"]
+    command = ["sh", "-c", shell, sys.executable, script(NOTED), path, "meets", "meets"]
     job = jobs(harness.horovodrun(2, command))
     job.wait_for("is process", count=2)
     job.process.send_signal(signal.SIGINT)
@@ -96,7 +96,7 @@ def test_sigterm_reaches_a_program_whose_shell_sigint_has_ended(jobs, script, tm
 
 
 def test_a_stopped_program_in_a_shell_is_not_waited_for(jobs, script, tmp_path) -> None:
-    command = ["sh", "-c", IN_A_SHELL, sys.executable, script(TOLD), tmp_path, "stays"]
+    command = ["sh", "-c", IN_A_SHELL, sys.executable, script(NOTED), tmp_path, "stays"]
     job = jobs(harness.horovodrun(1, command, "--terminate-timeout", "3600"))
     (line,) = job.wait_for("is process")
     os.kill(int(line.split()[-1]), signal.SIGSTOP)

@@ -286,15 +286,15 @@ impl RankProcess {
     /// `below` are all descendants of this process.
     fn signal(&mut self, how: Stop, below: &[Pid]) {
         let is_running = self.status.is_none();
-        let is_told = how != Stop::Kill && self.asked.is_some_and(|asked| asked >= how);
+        let has_signal = how != Stop::Kill && self.asked.is_some_and(|asked| asked >= how);
         let own = below.iter().copied();
         for pid in own.filter(|pid| *pid != self.pid && self.owns(*pid)) {
             let is_in_group = rustix::process::getpgid(Some(pid)) == Ok(self.pid);
-            if !(is_running || is_told && is_in_group) || is_deaf(pid, how) {
+            if !(is_running || has_signal && is_in_group) || is_deaf(pid, how) {
                 let _ = rustix::process::kill_process(pid, signal_to(pid, how));
             }
         }
-        if (is_running || !SEES_DESCENDANTS) && !is_told {
+        if (is_running || !SEES_DESCENDANTS) && !has_signal {
             let signal = signal_to(self.pid, how);
             if rustix::process::kill_process_group(self.pid, signal).is_err() && is_running {
                 // It has not made its own group yet.

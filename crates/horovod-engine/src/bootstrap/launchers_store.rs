@@ -140,7 +140,7 @@ fn exchange(
     Ok(RendezvousPlace { addresses, key })
 }
 
-/// What rank 0 puts for the other ranks, of which these are the public keys; or why they cannot meet.
+/// The values that rank 0 puts for the other ranks, whose public keys these are; or why they cannot meet.
 fn sealed_for_all(
     publics: &[String],
     has_users_key: bool,
