@@ -70,9 +70,53 @@ pub fn seal(key: &JobKey, public: &str) -> Option<String> {
     (length == SEALED).then(|| hex(&sealed))
 }
 
+const PROOF_PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
+const PROOF_PROLOGUE: &[u8] = b"horovod job key 1, known here";
+/// A public key and the authenticator of an empty message.
+const PROOF: usize = 32 + 16;
+
+/// A text that shows to others with this key that its author has the key, and nothing to anybody else; as hex digits.
+///
+/// # Errors
+/// The system gives no randomness.
+pub fn prove(key: &JobKey) -> io::Result<String> {
+    let mut proof = [0; PROOF];
+    let length = (PROOF_PATTERN.parse())
+        .and_then(|pattern| Builder::new(pattern).psk(0, key.bytes()))
+        .and_then(|builder| builder.prologue(PROOF_PROLOGUE))
+        .and_then(Builder::build_initiator)
+        .and_then(|mut state| state.write_message(&[], &mut proof))
+        .map_err(io::Error::other)?;
+    Ok(hex(&proof[..length]))
+}
+
+/// Whether [`prove`] made this text of this key.
+pub fn is_proof(key: &JobKey, text: &str) -> bool {
+    let read = |proof: Vec<u8>| {
+        (PROOF_PATTERN.parse())
+            .and_then(|pattern| Builder::new(pattern).psk(0, key.bytes()))
+            .and_then(|builder| builder.prologue(PROOF_PROLOGUE))
+            .and_then(Builder::build_responder)
+            .and_then(|mut state| state.read_message(&proof, &mut [0; PROOF]))
+    };
+    of_hex(text).is_some_and(|proof| read(proof).is_ok())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_proof_convinces_those_with_the_key_alone() {
+        let (key, other) = (JobKey::random().unwrap(), JobKey::random().unwrap());
+        let proof = prove(&key).unwrap();
+        assert_eq!(proof.len(), 2 * PROOF);
+        assert!(is_proof(&key, &proof));
+        assert!(!is_proof(&other, &proof));
+        assert!(!is_proof(&key, &proof[2..]));
+        assert!(!is_proof(&key, ""));
+        assert_ne!(prove(&key).unwrap(), proof);
+    }
 
     #[test]
     fn a_key_is_opened_by_its_receiver_alone() {

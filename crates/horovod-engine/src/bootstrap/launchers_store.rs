@@ -1,7 +1,7 @@
 //! The exchange of rank 0's addresses and the job's key over the key-value store of a launcher.
 //!
-//! Others may read what is put there. A key that the user has set never goes there, in any form: each rank has it. Rank
-//! 0 makes a key where the user has set none, and seals that one for each rank.
+//! Others may read what is put there. A key that the user has set never goes there, not even sealed: each rank has the
+//! key, and proves that to rank 0. Where the user has set none, rank 0 makes a key and seals it for each rank.
 //!
 //! The calls wait for other ranks without a limit of their own. They are made on a thread that is left to itself when
 //! the time is over.
@@ -12,7 +12,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use horovod_pmi::{Found, Store};
-use horovod_transport::sealing::{KeyReceiver, seal};
+use horovod_transport::sealing::{KeyReceiver, is_proof, prove, seal};
 use horovod_transport::{Interrupt, JobKey, RendezvousPlace};
 
 use crate::config::Config;
@@ -24,7 +24,7 @@ const POLL: Duration = Duration::from_millis(50);
 const VALUE_BYTES_MAX: usize = 900;
 /// Begins the text of rank 0 where it cannot serve the others; the rest is the reason.
 const PROBLEM: &str = "!";
-/// Stands for a public key where the rank has the user's key, and for a sealed key where rank 0 has it.
+/// Begins a rank's proof that it has the user's key, which stands for its public key; alone it stands for a sealed key.
 const USERS_KEY: &str = "-";
 
 /// Exchanges that this process has begun. All ranks have begun equally many.
@@ -92,8 +92,11 @@ fn exchange(
     let sealed_for = |rank: u32| format!("hvd-{round}-sealed-{rank}");
     let addresses = format!("hvd-{round}-rank0");
     let own = KeyReceiver::new().map_err(|e| format!("no key for this rank: {e}"))?;
-    let public = match users_key {
-        Some(_) => USERS_KEY.to_owned(),
+    let public = match &users_key {
+        Some(key) => {
+            let proof = prove(key).map_err(|e| format!("no proof of this rank's key: {e}"))?;
+            format!("{USERS_KEY}{proof}")
+        }
         None => own.public(),
     };
     store.put(&key_of(rank), &public).map_err(text)?;
@@ -111,7 +114,7 @@ fn exchange(
         for other in 1..size {
             publics.push(store.get(other, &key_of(other)).map_err(text)?);
         }
-        let sealed = sealed_for_all(&publics, users_key.is_some(), &place.key);
+        let sealed = sealed_for_all(&publics, users_key.as_ref(), &place.key);
         for (other, public) in (1..).zip(0..publics.len()) {
             let value = match &sealed {
                 Ok(sealed) => sealed[public].clone(),
@@ -140,34 +143,36 @@ fn exchange(
     Ok(RendezvousPlace { addresses, key })
 }
 
-/// The values that rank 0 puts for the other ranks, whose public keys these are; or why they cannot meet.
+/// The values that rank 0 puts for the other ranks, whose public keys or proofs these are; or why they cannot meet.
 fn sealed_for_all(
     publics: &[String],
-    has_users_key: bool,
+    users_key: Option<&JobKey>,
     key: &JobKey,
 ) -> Result<Vec<String>, String> {
-    let with_other_sources: Vec<_> = (1..)
-        .zip(publics)
-        .filter(|(_, public)| (*public == USERS_KEY) != has_users_key)
-        .map(|(rank, _): (u32, _)| rank)
-        .collect();
-    if let Some(first) = with_other_sources.first() {
-        let (here, there) = match has_users_key {
-            true => ("is", "is not"),
-            false => ("is not", "is"),
+    let mut others = Vec::new();
+    for (rank, public) in (1..).zip(publics) {
+        let (here, there) = match (users_key, public.strip_prefix(USERS_KEY)) {
+            (None, None) => continue,
+            (Some(key), Some(proof)) if is_proof(key, proof) => continue,
+            (Some(_), Some(_)) => ("is set on rank 0", "is another"),
+            (Some(_), None) => ("is set on rank 0", "is not set"),
+            (None, Some(_)) => ("is not set on rank 0", "is set"),
         };
-        let more = match with_other_sources.len() {
+        others.push((rank, here, there));
+    }
+    if let Some((rank, here, there)) = others.first() {
+        let more = match others.len() {
             1 => String::new(),
-            count => format!(" and {} more", count - 1),
+            count => format!(" ({} ranks differ from rank 0)", count),
         };
         return Err(format!(
-            "HOROVOD_JOB_KEY (or HOROVOD_JOB_KEY_FILE) {here} set on rank 0, and {there} set on rank {first}{more}: \
-             set the same key on all ranks, or on none"
+            "HOROVOD_JOB_KEY (or HOROVOD_JOB_KEY_FILE) {here}, and {there} on rank {rank}{more}: set the same key on \
+             all ranks, or on none"
         ));
     }
-    let sealed = |public: &String| match has_users_key {
-        true => Ok(USERS_KEY.to_owned()),
-        false => seal(key, public).ok_or_else(|| format!("{public:?} is no public key")),
+    let sealed = |public: &String| match users_key {
+        Some(_) => Ok(USERS_KEY.to_owned()),
+        None => seal(key, public).ok_or_else(|| format!("{public:?} is no public key")),
     };
     publics.iter().map(sealed).collect()
 }
@@ -319,27 +324,33 @@ mod tests {
             assert_eq!(met.addresses, offered.addresses);
         }
         let mut values: Vec<_> = shared.texts.lock().unwrap().values().cloned().collect();
+        // Three proofs, each another.
+        values.retain(|value| !(value.starts_with('-') && value.len() == 97));
         values.sort();
-        values.dedup();
-        assert_eq!(values, ["-", "10.0.0.1:5"]);
+        assert_eq!(values, ["-", "-", "10.0.0.1:5"]);
     }
 
     #[test]
-    fn a_key_on_some_ranks_alone_is_one_error_on_all_ranks() {
+    fn a_key_that_is_not_the_same_on_all_ranks_is_one_error_on_all() {
         let offered = place(&["10.0.0.1:5"]);
         let key = || Some(offered.key.clone());
+        let other = || Some(JobKey::random().unwrap());
         let cases = [
             (
                 [key(), None, key()],
-                "(or HOROVOD_JOB_KEY_FILE) is set on rank 0, and is not set on rank 1:",
+                "is set on rank 0, and is not set on rank 1:",
             ),
             (
                 [key(), None, None],
-                "(or HOROVOD_JOB_KEY_FILE) is set on rank 0, and is not set on rank 1 and 1 more:",
+                "is set on rank 0, and is not set on rank 1 (2 ranks differ from rank 0):",
             ),
             (
                 [None, None, key()],
-                "(or HOROVOD_JOB_KEY_FILE) is not set on rank 0, and is set on rank 2:",
+                "is not set on rank 0, and is set on rank 2:",
+            ),
+            (
+                [key(), key(), other()],
+                "is set on rank 0, and is another on rank 2:",
             ),
         ];
         for (keys, words) in cases {
