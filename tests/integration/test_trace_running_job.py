@@ -7,8 +7,10 @@ import json
 import re
 import shutil
 import subprocess
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,14 +66,22 @@ def trace(folder: Path, lasting: str, job: int) -> subprocess.CompletedProcess[s
     )
 
 
-def check_events(text: str) -> None:
-    """The events are those of both ranks, in the form of any timeline."""
-    events = json.loads(text)
-    names = {event.get("args", {}).get("name", "") for event in events}
-    assert {name.split(" on ")[0] for name in names if " on " in name} == {"rank 0", "rank 1"}
-    assert "gradient" in " ".join(names)
-    operations = [event for event in events if event.get("cat") == "operation"]
-    assert {event["pid"] - 1_000_000_000 for event in operations} == {0, 1}
+def check_events(record: Callable[[], str]) -> None:
+    """The events are those of both ranks, in the form of any timeline.
+
+    A short recording on a loaded machine may have no operation of a rank; then another one is made.
+    """
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        events = json.loads(record())
+        names = {event.get("args", {}).get("name", "") for event in events}
+        assert {name.split(" on ")[0] for name in names if " on " in name} == {"rank 0", "rank 1"}
+        operations = [event for event in events if event.get("cat") == "operation"]
+        ranks = {event["pid"] - 1_000_000_000 for event in operations}
+        if ranks == {0, 1} and "gradient" in " ".join(names):
+            return
+        assert ranks <= {0, 1}
+        assert time.monotonic() < deadline, events
 
 
 def test_a_running_job_is_recorded_without_a_restart(script, jobs, tmp_path: Path) -> None:
@@ -79,19 +89,24 @@ def test_a_running_job_is_recorded_without_a_restart(script, jobs, tmp_path: Pat
     pid = rank_0_of(job)
     here = tmp_path / "here"
     here.mkdir()
-    for _ in range(2):
+
+    def record() -> str:
         recorded = trace(here, "200ms", pid)
         assert recorded.returncode == 0, recorded
         name = recorded.stdout.splitlines()[0]
         assert name.startswith(f"horovod-trace-{pid}-")
-        check_events((here / name).read_text())
-    assert len(list(here.iterdir())) == 2
+        return (here / name).read_text()
+
+    check_events(record)
+    check_events(record)
+    count = len(list(here.iterdir()))
+    assert count >= 2
     (tmp_path / "end").touch()
     job.succeed()
     gone = trace(here, "200ms", pid)
     assert gone.returncode == 1
     assert f"process {pid} is no rank 0 of a measured job" in gone.stderr
-    assert len(list(here.iterdir())) == 2, "no file of a trace that failed"
+    assert len(list(here.iterdir())) == count, "no file of a trace that failed"
 
 
 def threads_of(pid: int) -> set[str]:
@@ -133,7 +148,7 @@ def test_a_timeline_of_the_script_goes_on(script, jobs, tmp_path: Path) -> None:
     assert "a timeline is being recorded already" in refused.stderr
     (tmp_path / "end").touch()
     job.succeed()
-    check_events(timeline.read_text())
+    check_events(timeline.read_text)
 
 
 @pytest.mark.parametrize("words", [["5h"], ["0"], ["5s", "train.py"], ["5s", "1", "2"]])
@@ -145,12 +160,15 @@ def test_a_wrong_time_or_job_is_refused(jobs, words: list[str]) -> None:
 
 def test_the_page_records_for_who_has_the_token(script, jobs, tmp_path: Path) -> None:
     job = started(script, jobs, tmp_path, options=["--metrics-port", "0"])
-    found = re.search(r"figures are at (http://\S+)", f"{job.stderr}\n{job.stdout}")
-    assert found, job.report()
-    url = found.group(1)
-    with urllib.request.urlopen(url + "trace/200", timeout=LIMIT_S) as answer:
-        assert answer.headers["Content-Type"] == "application/json"
-        check_events(answer.read().decode())
+    job.wait_for("figures are at")
+    [url] = re.findall(r"figures are at (http://\S+)", f"{job.stderr}\n{job.stdout}")
+
+    def record() -> str:
+        with urllib.request.urlopen(url + "trace/200", timeout=LIMIT_S) as answer:
+            assert answer.headers["Content-Type"] == "application/json"
+            return answer.read().decode()
+
+    check_events(record)
     for refused in (re.sub(r"[0-9a-f]{32}", "0" * 32, url) + "trace/200", url + "trace/0"):
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(refused, timeout=LIMIT_S)
