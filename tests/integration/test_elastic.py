@@ -6,7 +6,9 @@ Most trainings have no framework: the loop is the same, and so are its states bu
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -22,14 +24,17 @@ PATIENT = {"HOROVOD_ELASTIC_SLOT_FAILURES": "100"}
 class Training:
     """An elastic job of the worker; its hosts are in a file if they shall change."""
 
-    def __init__(self, jobs, folder, np, *options, mishaps=(), hosts=None, framework="numpy"):
+    def __init__(
+        self, jobs, folder, np, *options, mishaps=(), hosts=None, framework="numpy", heartbeat=None
+    ):
         self.folder = folder
         self.hosts = folder / "hosts"
         if hosts is not None:
             self.list(*hosts)
             options = ("--host-discovery-script", f"cat {self.hosts}", *options)
         command = [sys.executable, WORKER, framework, str(folder), *mishaps]
-        self.job = jobs(harness.horovodrun(np, command, *options, env=PATIENT))
+        env = PATIENT | ({"HOROVOD_HEARTBEAT_TIMEOUT_SECONDS": heartbeat} if heartbeat else {})
+        self.job = jobs(harness.horovodrun(np, command, *options, env=env))
 
     def list(self, *lines):
         """From now on these are the hosts."""
@@ -117,6 +122,17 @@ def test_any_rank_may_die_or_fail_also_rank_0_and_also_at_the_end(training) -> N
     assert len(set(ends)) == 1
     assert "a mistake of rank 1" in run.job.stderr + run.job.stdout
     assert run.of(first[0]) == ["sync", "generation"]
+
+
+def test_the_last_holder_of_the_state_is_named_when_it_is_stopped(training) -> None:
+    """Alone it has no peer that misses it. The job waits, for nobody else has the state, and says so."""
+    run = training(1, "--min-np", "1", heartbeat="2")
+    process = run.generations(1)[0]
+    os.kill(process, signal.SIGSTOP)
+    [line] = run.job.wait_for("alone holds the training state")
+    assert re.search(r"rank 0 on host \S+ has been stopped by a signal", line), line
+    os.kill(process, signal.SIGCONT)
+    run.finish(1)
 
 
 def test_a_host_that_is_added_gets_the_state_and_nothing_goes_back(training) -> None:
