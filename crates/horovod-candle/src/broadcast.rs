@@ -12,7 +12,7 @@ use crate::parameters::{Parameters, Sorted, agree};
 /// must have the same names, types and shapes. Types are `f64`, `f32`, `f16`, `bf16`, `u8`, `u32`, `i16`, `i32`
 /// and `i64`.
 ///
-/// An optimizer that has made steps before, such as `AdamW`, keeps its moments to itself, and nobody can send them: make
+/// An optimizer that has made steps before, such as `AdamW`, has private moments, which cannot be sent: make
 /// the optimizers of all ranks anew, after this call.
 ///
 /// # Errors

@@ -18,7 +18,7 @@ pub enum Error {
         /// Both ranks, with the first parameter or setting that differs; `None` on a rank that has none of that name.
         sides: [(usize, Option<String>); 2],
     },
-    /// The arguments of this call have no meaning; nothing was sent.
+    /// The arguments of this call have no meaning; no parameter or gradient was sent.
     Invalid {
         /// The mistake, as text for the user.
         mistake: String,

@@ -109,7 +109,7 @@ pub(crate) fn clip(parameters: &Sorted, gradients: &mut GradStore, max: f64) -> 
         }
     }
     let norm = squares.sqrt();
-    // Also if the norm is NaN: the gradients then show it.
+    // NaN is not `<= max`: then all gradients become NaN, which shows it.
     if norm <= max {
         return Ok(norm);
     }

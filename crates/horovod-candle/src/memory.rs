@@ -139,7 +139,7 @@ impl TensorMemory {
     }
 }
 
-/// UsedMemory for tensors that take part in operations together.
+/// Addresses of the storages that earlier tensors of these operations use.
 #[derive(Default)]
 pub(crate) struct UsedMemory(HashSet<usize>);
 

@@ -54,7 +54,9 @@ pub struct DistributedOptimizer<O> {
 impl<O: Optimizer> DistributedOptimizer<O> {
     /// Wraps an optimizer of these parameters. Those of integers have no gradients and are left out.
     ///
-    /// `hvd` is the guard, or the communicator of a process set.
+    /// `parameters` must have every variable of `inner`: gradients of other variables are not reduced, and the replicas
+    /// then differ. `hvd` is the guard, or the communicator of a process set. Optimizers that step at the same time in
+    /// several threads need a process set each, because the names of their operations are the same.
     ///
     /// # Errors
     /// [`Error::Invalid`] if two parameters have the same name.
@@ -81,6 +83,7 @@ impl<O: Optimizer> DistributedOptimizer<O> {
     #[must_use]
     pub fn op(mut self, op: ReduceOp) -> Self {
         self.op = op;
+        self.plan = None; // compare the settings again
         self
     }
 
@@ -89,6 +92,7 @@ impl<O: Optimizer> DistributedOptimizer<O> {
     #[must_use]
     pub fn groups(mut self, groups: usize) -> Self {
         self.groups = groups;
+        self.plan = None; // compare the settings again
         self
     }
 
@@ -97,29 +101,33 @@ impl<O: Optimizer> DistributedOptimizer<O> {
     #[must_use]
     pub fn backward_passes_per_step(mut self, passes: usize) -> Self {
         self.passes = passes;
+        self.plan = None; // compare the settings again
         self
     }
 
-    /// Clips the reduced gradients before each step: they are scaled so that the norm of all of them is at most `max`.
+    /// Clips the reduced gradients before each step: they are scaled so that the norm of all of them is at most `max`,
+    /// which must be above 0.
     #[must_use]
     pub fn max_norm(mut self, max: f64) -> Self {
         self.max_norm = Some(max);
+        self.plan = None; // compare the settings again
         self
     }
 
     /// Computes the gradients of `loss` and does [`step`](Self::step) with them.
     ///
     /// # Errors
-    /// Those of [`reduce`](Self::reduce).
+    /// Those of [`reduce`](Self::reduce); [`Error::Candle`] for those of the backward pass and of the inner optimizer.
     pub fn backward_step(&mut self, loss: &Tensor) -> Result<bool> {
         self.step(loss.backward()?)
     }
 
     /// Reduces the gradients, clips them if [`max_norm`](Self::max_norm) was set, and lets the inner optimizer step.
     /// Returns whether it did: with [`backward_passes_per_step`](Self::backward_passes_per_step) not every call steps.
+    /// A clone of a gradient changes with it.
     ///
     /// # Errors
-    /// Those of [`reduce`](Self::reduce).
+    /// Those of [`reduce`](Self::reduce); [`Error::Candle`] for those of the inner optimizer.
     pub fn step(&mut self, gradients: GradStore) -> Result<bool> {
         let Some(mut gradients) = self.reduce(gradients)? else {
             return Ok(false);
@@ -156,9 +164,9 @@ impl<O: Optimizer> DistributedOptimizer<O> {
     ///
     /// # Errors
     /// - [`Error::Differ`] on all ranks if two have different parameters or settings;
-    /// - [`Error::Invalid`] for a setting of 0, for a parameter of a type that cannot be sent, or a gradient of another
+    /// - [`Error::Invalid`] for a setting that is not above 0, for a parameter of a type that cannot be sent, or a gradient of another
     ///   type or shape than its parameter;
-    /// - [`Error::Horovod`] for those of [`Communicator`].
+    /// - [`Error::Horovod`] for those of [`Communicator`]; [`Error::Candle`] for those of operations on tensors.
     ///
     /// After an error the passes are counted from 0 again.
     pub fn reduce(&mut self, gradients: GradStore) -> Result<Option<GradStore>> {
@@ -179,12 +187,13 @@ impl<O: Optimizer> DistributedOptimizer<O> {
         Ok(Some(sums))
     }
 
-    /// Scales these gradients so that the norm of all of them is at most `max`, and returns the norm before. It is the
-    /// same on all ranks, which it would not be with the order of a `GradStore`.
+    /// Scales these gradients so that the norm of all of them is at most `max`, and returns the norm before. The norm is
+    /// the same on all ranks. A sum in the order of a `GradStore` would not be.
     ///
     /// # Errors
-    /// [`Error::Candle`].
+    /// [`Error::Invalid`] if `max` is not above 0; [`Error::Candle`].
     pub fn clip(&self, gradients: &mut GradStore, max: f64) -> Result<f64> {
+        check_norm(max)?;
         gradients::clip(&self.parameters, gradients, max)
     }
 
@@ -224,7 +233,7 @@ impl<O: Optimizer> DistributedOptimizer<O> {
                 });
             }
         }
-        Ok(())
+        self.max_norm.map_or(Ok(()), check_norm)
     }
 
     fn make_plan(&self) -> Result<Vec<Group>> {
@@ -238,6 +247,16 @@ impl<O: Optimizer> DistributedOptimizer<O> {
         self.parameters.check_types()?;
         Ok(gradients::groups(&self.parameters, groups))
     }
+}
+
+/// Also refuses NaN.
+fn check_norm(max: f64) -> Result<()> {
+    if max > 0.0 {
+        return Ok(());
+    }
+    Err(Error::Invalid {
+        mistake: format!("the norm of gradients was limited to {max}; pass a number above 0"),
+    })
 }
 
 impl<O: std::fmt::Debug> std::fmt::Debug for DistributedOptimizer<O> {

@@ -58,7 +58,7 @@ impl Parameters for Vec<(String, Var)> {
 /// Parameters in the order of their names, which is the same on all ranks.
 #[derive(Clone, Debug)]
 pub(crate) struct Sorted {
-    /// One with several names is here once, under the first.
+    /// Each variable once. A variable with several names has the first of them here.
     vars: Vec<(String, Var)>,
     /// Its other names, each with the first.
     others: Vec<(String, String)>,

@@ -403,6 +403,10 @@ fn arguments_without_a_meaning_are_refused() {
             let text = text(optimizer.backward_step(&loss).map(drop));
             assert!(text.contains(&format!("{name} was set to 0")), "{text}");
         }
+        for max in [0.0, -1.0, f64::NAN] {
+            let text = text(new().max_norm(max).backward_step(&loss).map(drop));
+            assert!(text.contains("pass a number above 0"), "{text}");
+        }
         let text_of = text(broadcast_parameters(hvd, &one, 1));
         assert!(text_of.contains("from rank 1"), "{text_of}");
 

@@ -164,7 +164,12 @@ fn over_store(
     let (locator, size) = (plan.locator.clone(), plan.size);
     let offer = (config.rank == 0)
         .then(|| serve(config, plan, standing).map_err(|error| error.to_string()));
-    let place = launchers_store::meet(store, config, users_key, offer, interrupt)?;
+    let met = launchers_store::meet(store, config, users_key, offer, interrupt);
+    if met.is_err() {
+        // The next attempt begins anew: with another key, and a server of that key.
+        settle(standing, false);
+    }
+    let place = met?;
     if config.rank != 0 {
         *standing = Some(Standing {
             locator,

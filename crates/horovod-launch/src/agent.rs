@@ -87,6 +87,7 @@ fn run_on(stdin: File, stdout: File, task: Option<DialedTask>, python: OsString)
         has_failed: false,
         exit_status: None,
         single_endings: Vec::new(),
+        being_killed: Vec::new(),
         ending: None,
         leftovers_since: None,
         last_received: Instant::now(),
@@ -138,6 +139,8 @@ struct Agent {
     exit_status: Option<u8>,
     /// Single ranks that were told to end, and when they are killed.
     single_endings: Vec<(u32, Instant)>,
+    /// Those among them that have got SIGKILL.
+    being_killed: Vec<u32>,
     ending: Option<Ending>,
     leftovers_since: Option<Instant>,
     last_received: Instant,
@@ -488,8 +491,27 @@ impl Agent {
         let is_due = |(_, at): &mut (u32, Instant)| *at <= now;
         let due: Vec<_> = self.single_endings.extract_if(.., is_due).collect();
         for (rank, _) in due {
-            self.note_killed(&self.ranks.living_of(rank));
+            if !self.being_killed.contains(&rank) {
+                self.note_killed(&self.ranks.living_of(rank));
+                self.being_killed.push(rank);
+            }
             self.ranks.signal_rank(rank, Stop::Kill);
+        }
+        if !self.being_killed.is_empty() {
+            self.kill_again(now);
+        }
+    }
+
+    /// Plans another SIGKILL for ranks that have got one: a process may fork while its parent is being killed.
+    fn kill_again(&mut self, now: Instant) {
+        self.ranks.forget_ended();
+        let ranks = &self.ranks;
+        self.being_killed
+            .retain(|rank| !ranks.living_of(*rank).is_empty());
+        for rank in &self.being_killed {
+            if !self.single_endings.iter().any(|(known, _)| known == rank) {
+                self.single_endings.push((*rank, now + RECHECK));
+            }
         }
     }
 

@@ -31,7 +31,7 @@ struct RankProcess {
 pub(crate) struct Living {
     /// The rank; `None` if a process has left the session of its rank.
     pub(crate) rank: Option<u32>,
-    /// `None` if it is the process that was started here. Else that one has ended, and this one, which it started, has not.
+    /// `None`: the rank's first process. Otherwise a descendant of it that outlives it.
     other: Option<Pid>,
 }
 
@@ -283,14 +283,16 @@ impl RankProcess {
     }
 
     /// Signals the rank's process group if the rank runs, and else those of its processes that have not got the signal.
-    /// `below` are all descendants of this process.
+    /// SIGKILL goes to all of its processes. `below` are all descendants of this process.
     fn signal(&mut self, how: Stop, below: &[Pid]) {
         let is_running = self.status.is_none();
         let has_signal = how != Stop::Kill && self.asked.is_some_and(|asked| asked >= how);
         let own = below.iter().copied();
-        for pid in own.filter(|pid| *pid != self.pid && self.owns(*pid)) {
+        // Once the rank's first process has ended, its number may be that of a later process.
+        for pid in own.filter(|pid| (*pid != self.pid || !is_running) && self.owns(*pid)) {
             let is_in_group = rustix::process::getpgid(Some(pid)) == Ok(self.pid);
-            if !(is_running || has_signal && is_in_group) || is_deaf(pid, how) {
+            let has_it = is_running || has_signal && is_in_group;
+            if how == Stop::Kill || !has_it || is_deaf(pid, how) {
                 let _ = rustix::process::kill_process(pid, signal_to(pid, how));
             }
         }

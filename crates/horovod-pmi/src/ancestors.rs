@@ -8,20 +8,20 @@ const ANCESTORS_MAX: usize = 64;
 pub struct Ancestor {
     /// Its number.
     pub pid: i32,
-    /// Its command, at most 15 bytes.
+    /// Its command, of which the kernel keeps 15 bytes.
     pub name: String,
     /// When it started, in clock ticks since the machine did.
     pub started: u64,
 }
 
-/// The parent, its parent and so on, below process 1, as far as `/proc` shows them.
+/// The parent, its parent and so on, as far as `/proc` shows them.
 pub fn ancestors() -> impl Iterator<Item = Ancestor> {
     let mut next = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
     std::iter::from_fn(move || {
         let pid = next.take()?;
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let (ancestor, parent) = read(pid, &stat)?;
-        next = Some(parent).filter(|parent| *parent > 1);
+        let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+        let (ancestor, parent) = read(pid, &String::from_utf8_lossy(&stat))?;
+        next = Some(parent).filter(|parent| *parent > 0);
         Some(ancestor)
     })
     .take(ANCESTORS_MAX)

@@ -75,7 +75,8 @@ const PROOF_PROLOGUE: &[u8] = b"horovod job key 1, known here";
 /// A public key and the authenticator of an empty message.
 const PROOF: usize = 32 + 16;
 
-/// A text that shows to others with this key that its author has the key, and nothing to anybody else; as hex digits.
+/// A text that only a process with this key can make; as hex digits. Others learn nothing from it, but they can repeat
+/// it: the text does not prove who has sent it. Send no secret because of a proof.
 ///
 /// # Errors
 /// The system gives no randomness.

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,11 +14,16 @@ use crate::ReduceOp::Max;
 use crate::error::{Error, Result};
 use crate::guard::{self, Horovod};
 
-/// After this many losses of one rank without a commit in between another attempt would not help.
+/// `run` gives up after this many losses of one rank without a commit: the next attempt would end in the same way.
 const LOSSES_MAX: u64 = 3;
+
+/// Calls of [`run`] that this process has begun.
+static RUNS: AtomicU64 = AtomicU64::new(0);
 
 /// Training state that is saved, restored and sent to new ranks: every type that serde can write and read, such as
 /// a struct of weights and the number of the step. For another type, implement the two functions.
+///
+/// Fields with `#[serde(skip)]` are not sent: restored ranks get their default, and the root keeps its value.
 pub trait Checkpoint {
     /// The state as bytes.
     ///
@@ -39,12 +45,17 @@ impl<T: Serialize + DeserializeOwned> Checkpoint for T {
     }
 
     fn restore(&mut self, saved: &[u8]) -> Result<()> {
-        let restored = postcard::from_bytes(saved).map_err(|error| {
+        let unreadable = |why: &str| {
             Error::invalid(format!(
-                "the elastic state cannot be read: {error}; use the same types on all ranks, whose form does not depend \
+                "the elastic state cannot be read: {why}; use the same types on all ranks, whose form does not depend \
                  on their contents"
             ))
-        })?;
+        };
+        let (restored, rest) =
+            postcard::take_from_bytes(saved).map_err(|error| unreadable(&error.to_string()))?;
+        if !rest.is_empty() {
+            return Err(unreadable(&format!("{} bytes are left over", rest.len())));
+        }
         *self = restored;
         Ok(())
     }
@@ -61,6 +72,8 @@ pub struct Job<'run, S> {
 /// All that outlives a generation.
 #[derive(Default)]
 struct Progress {
+    /// Number of this call of [`run`] in its process.
+    run: u64,
     /// The last commit.
     saved: Vec<u8>,
     commits: u64,
@@ -156,10 +169,12 @@ impl<S: Checkpoint> Job<'_, S> {
             progress.is_interrupted = false;
             let standing = progress.standing as u64;
             let own = [progress.commits, standing, u64::from(progress.wants_sync)];
-            [&own[..], &progress.losses[..self.size()]].concat()
+            [&[progress.run], &own[..], &progress.losses[..self.size()]].concat()
         };
         let all = self.named("elastic.agree").allgather(&entry, 1)?;
         let all: Vec<&[u64]> = all.chunks(entry.len()).collect();
+        check_runs(&all)?;
+        let all: Vec<&[u64]> = all.iter().map(|entry| &entry[1..]).collect();
         let newest = all.iter().map(|entry| entry[0]).max().unwrap_or(0);
         let of_newest = all.iter().filter(|entry| entry[0] == newest);
         let losses = (0..self.size()).map(|rank| {
@@ -169,8 +184,15 @@ impl<S: Checkpoint> Job<'_, S> {
         let current = TrainingState::Current as u64;
         let is_same = all.iter().all(|entry| entry[..3] == [newest, current, 0]);
         let root = root(&all);
-        for (count, agreed) in self.progress().losses.iter_mut().zip(losses) {
-            *count = agreed;
+        {
+            let mut progress = self.progress();
+            if progress.commits != newest {
+                // They include losses before that commit.
+                progress.losses.fill(0);
+            }
+            for (count, agreed) in progress.losses.iter_mut().zip(losses) {
+                *count = agreed;
+            }
         }
         if !is_same {
             let saved = self.broadcast_state(state, root)?;
@@ -219,13 +241,35 @@ impl<S: Checkpoint> Job<'_, S> {
         let mut len = [saved.len() as u64];
         let hvd = self.named("elastic.state");
         hvd.broadcast_in_place(&mut len, root)?;
-        saved.resize(usize::try_from(len[0]).unwrap_or(usize::MAX), 0);
+        if !is_root {
+            let len = usize::try_from(len[0]).ok();
+            let len = len.filter(|len| saved.try_reserve_exact(*len).is_ok());
+            let Some(len) = len else {
+                let text = format!("the elastic state of rank {root} does not fit into memory");
+                return Err(Error::invalid(text));
+            };
+            saved.resize(len, 0);
+        }
         hvd.broadcast_in_place(&mut saved, root)?;
         if !is_root {
             state.restore(&saved)?;
         }
         Ok(saved)
     }
+}
+
+/// An error on all ranks if they are in different calls of [`run`], of which each may have another state and function.
+fn check_runs(all: &[&[u64]]) -> Result<()> {
+    let first = all.first().map_or(0, |entry| entry[0]);
+    let Some(rank) = all.iter().position(|entry| entry[0] != first) else {
+        return Ok(());
+    };
+    Err(Error::invalid(format!(
+        "ranks are in different calls of elastic::run: rank 0 in number {first}, rank {rank} in number {}. A new rank \
+         begins with the first call, where the others no longer are: use one call per program, and keep in its state \
+         how far it has come",
+        all[rank][0]
+    )))
 }
 
 /// The rank with the newest commit that has trained; among those one with a current state, then the lowest.
@@ -250,7 +294,8 @@ fn root(all: &[&[u64]]) -> usize {
 /// were added or removed it is the current one. So `body` has to go on from the place that the state says.
 ///
 /// Returns `None` if the launcher has removed this process from the job; the program then ends, with success.
-/// In a job whose members cannot change, `body` is called once.
+/// In a job whose members cannot change, `body` is called once. Use one call of `run` per program: a new rank begins with
+/// the first.
 ///
 /// # Errors
 /// - an error of `body`, unless another rank was lost meanwhile or `body` was interrupted by [`Error::MembersChange`];
@@ -290,6 +335,7 @@ pub fn run<S: Checkpoint, R, E: From<Error>>(
     mut body: impl FnMut(&Job<'_, S>, &mut S) -> std::result::Result<R, E>,
 ) -> std::result::Result<Option<R>, E> {
     let progress = Mutex::new(Progress {
+        run: RUNS.fetch_add(1, Ordering::Relaxed) + 1,
         saved: state.save()?,
         wants_sync: true,
         ..Progress::default()
@@ -327,7 +373,7 @@ fn generation<S: Checkpoint, R, E: From<Error>>(
         return Ok(None);
     }
     let error = match body(job, state) {
-        Ok(result) => return Ok(all_are_done(job).then_some(result)),
+        Ok(result) => return Ok(all_are_done(job)?.then_some(result)),
         Err(error) => error,
     };
     if job.progress().is_interrupted {
@@ -354,14 +400,21 @@ fn lost<S>(job: &Job<'_, S>) -> Option<Error> {
     matches!(cause, Error::Lost { .. } | Error::Left { .. }).then_some(cause)
 }
 
-/// Waits for all ranks: one that goes back to its last commit needs the others again.
-fn all_are_done<S>(job: &Job<'_, S>) -> bool {
-    !engine::is_elastic() || job.barrier().is_ok() || lost(job).is_none()
+/// Waits for all ranks: one that goes back to its last commit needs the others again. `false` if a rank was lost.
+fn all_are_done<S>(job: &Job<'_, S>) -> Result<bool> {
+    if !engine::is_elastic() {
+        return Ok(true);
+    }
+    match job.barrier() {
+        Ok(()) => Ok(true),
+        Err(_) if lost(job).is_some() => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Checkpoint, Error, Result, root, run};
+    use super::{Checkpoint, Error, Result, check_runs, root, run};
 
     #[test]
     fn a_rank_alone_trains_once_and_an_error_of_the_function_is_that_of_the_run() {
@@ -391,6 +444,24 @@ mod tests {
         assert!(state.1[1].is_sign_negative());
         let error = state.restore(&saved[..3]).unwrap_err();
         assert!(error.is_mistake(), "{error}");
+        let longer = [&saved[..], &[1, 2]].concat();
+        let error = state.restore(&longer).unwrap_err();
+        assert!(
+            error.to_string().contains("2 bytes are left over"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn ranks_in_different_calls_are_an_error_that_names_one() {
+        assert!(check_runs(&[&[1, 9], &[1, 7]]).is_ok());
+        let error = check_runs(&[&[2, 9], &[2, 7], &[1, 0]]).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("rank 0 in number 2, rank 2 in number 1"),
+            "{error}"
+        );
     }
 
     #[test]

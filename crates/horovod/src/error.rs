@@ -103,7 +103,8 @@ impl Error {
         )
     }
 
-    /// Whether the job is over because of another rank: it was lost, has left or has stalled.
+    /// Whether another rank has ended the operations of this job: it was lost, has left or has stalled. Outside of
+    /// [`elastic::run`](crate::elastic::run) the job is then over.
     pub fn is_lost(&self) -> bool {
         matches!(
             self,

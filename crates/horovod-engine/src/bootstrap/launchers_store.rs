@@ -24,7 +24,8 @@ const POLL: Duration = Duration::from_millis(50);
 const VALUE_BYTES_MAX: usize = 900;
 /// Begins the text of rank 0 where it cannot serve the others; the rest is the reason.
 const PROBLEM: &str = "!";
-/// Begins a rank's proof that it has the user's key, which stands for its public key; alone it stands for a sealed key.
+/// First character of a proof, which a rank with a user's key puts instead of its public key. Rank 0 puts this character
+/// alone instead of a sealed key.
 const USERS_KEY: &str = "-";
 
 /// Exchanges that this process has begun. All ranks have begun equally many.
@@ -33,7 +34,7 @@ static ROUND: AtomicU32 = AtomicU32::new(0);
 /// Rank 0's part: its place, or why there is none.
 pub(super) type Offer = Result<RendezvousPlace, String>;
 
-/// Meets the other ranks: every rank gets rank 0's place. `users_key` is what `HOROVOD_JOB_KEY` says on this rank.
+/// Meets the other ranks: every rank gets rank 0's place. `users_key` is the key that the user has set on this rank.
 pub(super) fn meet(
     found: &Found,
     config: &Config,
@@ -115,9 +116,9 @@ fn exchange(
             publics.push(store.get(other, &key_of(other)).map_err(text)?);
         }
         let sealed = sealed_for_all(&publics, users_key.as_ref(), &place.key);
-        for (other, public) in (1..).zip(0..publics.len()) {
+        for (at, other) in (1..size).enumerate() {
             let value = match &sealed {
-                Ok(sealed) => sealed[public].clone(),
+                Ok(sealed) => sealed[at].clone(),
                 Err(why) => problem(why),
             };
             store.put(&sealed_for(other), &value).map_err(text)?;
