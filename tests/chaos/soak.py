@@ -32,8 +32,6 @@ import history
 import harness
 
 HERE = Path(__file__).resolve().parent
-# Seconds of silence after which a rank is given up; stops and cuts last for less and for more.
-HEARTBEAT_S = 2
 # A job that does not commit for so long hangs.
 STALL_MAX_S = 60.0
 
@@ -76,6 +74,8 @@ class Soak:
         self.dice = random.Random(args.seed)
         self.ground = ground.Ground() if args.where == "hosts" else None
         self.fates: list[Fate] = []
+        self.struck: dict[int, float] = {}
+        """When something was last done to each process."""
         self.entries: list[history.Entry] = []
         self.begun: list[history.Entry] = []
         """Of these, the beginnings of rounds, the oldest first."""
@@ -100,7 +100,7 @@ class Soak:
         env = {
             # Slots that fail often would rest, and soon no one would be left to do something to.
             "HOROVOD_ELASTIC_SLOT_FAILURES": "1000000",
-            "HOROVOD_HEARTBEAT_TIMEOUT_SECONDS": str(HEARTBEAT_S),
+            "HOROVOD_HEARTBEAT_TIMEOUT_SECONDS": str(args.heartbeat),
             "PYTHONPATH": f"{HERE}:{harness.RANK_SITE}",
         }
         start = self.ground.start if self.ground else harness.Job
@@ -149,6 +149,7 @@ class Soak:
         launcher, wire = self.job.process.pid, self.ground.wire if self.ground else None
         scene = faults.Scene(self.folder, pid, bystanders, launcher, wire)
         fate = Fate(kind, time.monotonic())
+        self.struck |= dict.fromkeys([pid, *bystanders] if fault.between_hosts else [pid], fate.at)
         try:
             fault.do(scene)
         except (ProcessLookupError, FileNotFoundError, RuntimeError):
@@ -164,9 +165,15 @@ class Soak:
         self.fates.append(fate)
 
     def _victim(self) -> int | None:
-        """A rank of the present round, if others hold the state as well."""
+        """A rank of the present round, if another one holds the state and has come into this round unharmed.
+
+        What was done to a rank may end it only when the next round begins: then nobody may be left with the state.
+        """
         present = [pid for pid in self._present() if os.path.exists(f"/proc/{pid}")]
-        return self.dice.choice(sorted(present)) if len(present) > 1 else None
+        began = {entry.pid: entry.at for entry in self.begun}
+        unharmed = {pid for pid in present if began[pid] > self.struck.get(pid, 0.0)}
+        able = [pid for pid in present if unharmed - {pid}]
+        return self.dice.choice(sorted(able)) if able else None
 
     # -- what is known
 
@@ -266,6 +273,8 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     made.add_argument("--minutes", type=float, default=30)
     made.add_argument("--every", type=float, default=5, help="seconds from one fault to the next")
+    # Stops and cuts last for less and for more.
+    made.add_argument("--heartbeat", type=int, default=2, help="seconds until a rank is given up")
     made.add_argument("--np", type=int, default=4)
     made.add_argument("--seed", type=int, default=1)
     made.add_argument("--where", choices=("local", "hosts", "any"), default="local")
