@@ -167,7 +167,7 @@ class Soak:
     def _victim(self) -> int | None:
         """A rank of the present round, if another one holds the state and has come into this round unharmed.
 
-        What was done to a rank may end it only when the next round begins: then nobody may be left with the state.
+        A fault may end its rank only when the next round begins: then nobody may be left with the state.
         """
         present = [pid for pid in self._present() if os.path.exists(f"/proc/{pid}")]
         began = {entry.pid: entry.at for entry in self.begun}

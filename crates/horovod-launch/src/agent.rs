@@ -22,6 +22,7 @@ use crate::io::{Got, Interest, Outbox, earlier, read_some, set_nonblocking, wait
 use crate::out_of_memory::MemoryKills;
 use crate::ranks::{Living, Ranks, killed};
 use crate::signals::Signals;
+use crate::single_endings::SingleEndings;
 use crate::threads::{self, Share, Threads};
 use crate::{dialing, environment};
 
@@ -86,8 +87,7 @@ fn run_on(stdin: File, stdout: File, task: Option<DialedTask>, python: OsString)
         is_open: false,
         has_failed: false,
         exit_status: None,
-        single_endings: Vec::new(),
-        being_killed: Vec::new(),
+        single_endings: SingleEndings::default(),
         ending: None,
         leftovers_since: None,
         last_received: Instant::now(),
@@ -137,10 +137,7 @@ struct Agent {
     has_failed: bool,
     /// Exit status once the job is over here: all ranks have ended, or the launcher has said so.
     exit_status: Option<u8>,
-    /// Single ranks that were told to end, and when they are killed.
-    single_endings: Vec<(u32, Instant)>,
-    /// Those among them that have got SIGKILL.
-    being_killed: Vec<u32>,
+    single_endings: SingleEndings,
     ending: Option<Ending>,
     leftovers_since: Option<Instant>,
     last_received: Instant,
@@ -228,8 +225,7 @@ impl Agent {
             .map(|e| e.harder_at);
         let may_start = self.is_open && self.ending.is_none();
         let looking = self.started && !may_start && !self.done && self.ranks.all_ended();
-        let single = self.single_endings.iter().map(|(_, at)| *at).min();
-        let harder = earlier(harder, single);
+        let harder = earlier(harder, self.single_endings.deadline());
         let killing = self.ending.is_some_and(|e| e.how == Stop::Kill) && !self.done;
         let recheck = (looking || killing).then(|| Instant::now() + RECHECK);
         let silence = self.silence_max().map(|limit| self.last_received + limit);
@@ -304,7 +300,7 @@ impl Agent {
             ToAgent::End(rank) => {
                 self.ranks.signal_rank(rank, Stop::Terminate);
                 let kill_at = Instant::now() + self.terminate_timeout();
-                self.single_endings.push((rank, kill_at));
+                self.single_endings.add(rank, kill_at);
             }
             ToAgent::CheckStopped { rank, pid } => {
                 let is_stopped = self.ranks.is_stopped(rank, pid);
@@ -488,29 +484,14 @@ impl Agent {
             }) => self.ranks.signal(Stop::Kill),
             _ => {}
         }
-        let is_due = |(_, at): &mut (u32, Instant)| *at <= now;
-        let due: Vec<_> = self.single_endings.extract_if(.., is_due).collect();
-        for (rank, _) in due {
-            if !self.being_killed.contains(&rank) {
+        for (rank, is_first) in self.single_endings.due(now) {
+            if is_first {
                 self.note_killed(&self.ranks.living_of(rank));
-                self.being_killed.push(rank);
             }
             self.ranks.signal_rank(rank, Stop::Kill);
-        }
-        if !self.being_killed.is_empty() {
-            self.kill_again(now);
-        }
-    }
-
-    /// Plans another SIGKILL for ranks that have got one: a process may fork while its parent is being killed.
-    fn kill_again(&mut self, now: Instant) {
-        self.ranks.forget_ended();
-        let ranks = &self.ranks;
-        self.being_killed
-            .retain(|rank| !ranks.living_of(*rank).is_empty());
-        for rank in &self.being_killed {
-            if !self.single_endings.iter().any(|(known, _)| known == rank) {
-                self.single_endings.push((*rank, now + RECHECK));
+            self.ranks.forget_ended();
+            if self.ranks.living_of(rank).is_empty() {
+                self.single_endings.remove(rank);
             }
         }
     }
@@ -555,10 +536,10 @@ impl Agent {
         self.ranks.signal_rank(rank, Stop::Terminate);
         self.ranks.forget_ended();
         if self.ranks.living_of(rank).is_empty() {
-            self.single_endings.retain(|(known, _)| *known != rank);
-        } else if !self.single_endings.iter().any(|(known, _)| *known == rank) {
+            self.single_endings.remove(rank);
+        } else {
             let kill_at = Instant::now() + self.terminate_timeout();
-            self.single_endings.push((rank, kill_at));
+            self.single_endings.add(rank, kill_at);
         }
     }
 

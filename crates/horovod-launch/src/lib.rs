@@ -57,6 +57,7 @@ mod rendezvous;
 mod report;
 mod run_folder;
 mod signals;
+mod single_endings;
 mod status;
 mod stdin;
 mod threads;
