@@ -13,7 +13,8 @@
 //!
 //! Threads of a launcher beside its own, by name: `output` writes the ranks' output; `hvd-rendezvous` serves the
 //! rendezvous; `discovery` asks for the hosts of an elastic job; `parent-watch` watches for the end of the process that
-//! called `horovod.run`; `mpi` reads what MPI's launcher says; `lookup` asks a name server, one thread for each host until an answer arrives. Agents have no
+//! called `horovod.run`; `mpi` reads what MPI's launcher says; `lookup` asks a name server, one thread for each host until an answer arrives;
+//! `trace-signals` removes the unfinished file of `--trace`. Agents have no
 //! other threads, except when they examine their host for `--doctor`: each slow question has a thread of its own.
 
 #![deny(unsafe_code)]

@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use horovod_metrics::TRACE_MAX;
+use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::platform;
+use crate::signals::Signals;
 use crate::status::{self, ChoiceError, Wanted};
 
 /// Traces that may begin in one second in one folder.
@@ -21,6 +23,8 @@ pub(crate) enum TraceError {
     Choice(#[from] ChoiceError),
     #[error("--trace: cannot create {path}: {error}")]
     File { path: String, error: io::Error },
+    #[error("--trace: cannot watch signals: {0}")]
+    Signals(io::Error),
     #[error("--trace: job {job} gives no trace: {error}")]
     Job { job: u32, error: io::Error },
 }
@@ -67,23 +71,56 @@ pub(crate) fn run(wanted: Wanted, lasting: Duration) -> Result<String, TraceErro
     let job = status::choose(wanted, "--trace 5s JOB")?;
     let seconds = lasting.as_secs_f64();
     crate::complain(&format!("records {seconds} s of job {}", job.pid));
-    let (path, mut file) = new_file(Path::new("."), job.pid)?;
-    if let Err(error) = job.trace(lasting, &mut file) {
-        // Half a file is of no use.
-        let _ = std::fs::remove_file(&path);
-        return Err(TraceError::Job {
+    let signals = Signals::watch().map_err(TraceError::Signals)?;
+    let (part, path) = new_file(Path::new("."), job.pid)?;
+    let name = part.path.clone();
+    let watch = std::thread::Builder::new().name("trace-signals".into());
+    let watch = watch.spawn(move || end_at_signal(signals, &name));
+    watch.map_err(TraceError::Signals)?;
+    job.trace(lasting, &mut &part.file)
+        .map_err(|error| TraceError::Job {
             job: job.pid,
             error,
-        });
-    }
+        })?;
+    std::fs::rename(&part.path, &path).map_err(|error| TraceError::File {
+        path: path.display().to_string(),
+        error,
+    })?;
     let shown = path.strip_prefix(".").unwrap_or(&path).display();
     Ok(format!(
         "{shown}\nOpen it in https://ui.perfetto.dev or in chrome://tracing.\n"
     ))
 }
 
-/// A file that was not there before.
-fn new_file(folder: &Path, job: u32) -> Result<(PathBuf, File), TraceError> {
+/// Removes the file and ends this process at the first signal.
+fn end_at_signal(mut signals: Signals, part: &Path) {
+    loop {
+        let mut fds = [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return,
+        }
+        if let Some(signal) = signals.take().first() {
+            let _ = std::fs::remove_file(part);
+            std::process::exit(128 + signal);
+        }
+    }
+}
+
+/// A file while it is written. It is removed at the end, unless it was renamed: half a file is of no use.
+struct Part {
+    path: PathBuf,
+    file: File,
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// A file to write, and a name for it that no file has.
+fn new_file(folder: &Path, job: u32) -> Result<(Part, PathBuf), TraceError> {
     let stamp = platform::compact_time(SystemTime::now());
     let mut tried = 0;
     loop {
@@ -92,16 +129,21 @@ fn new_file(folder: &Path, job: u32) -> Result<(PathBuf, File), TraceError> {
             n => format!("-{n}"),
         };
         let path = folder.join(format!("horovod-trace-{job}-{stamp}{suffix}.json"));
-        match File::create_new(&path) {
-            Ok(file) => return Ok((path, file)),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && tried < TRACES_MAX => {
-                tried += 1;
-            }
-            Err(error) => {
+        let part = path.with_extension("json.part");
+        let file = File::create_new(&part).map(|file| Part { path: part, file });
+        match file {
+            // In this order: another command may rename its own part meanwhile.
+            Ok(part) if !path.exists() => return Ok((part, path)),
+            Ok(_) if tried < TRACES_MAX => {}
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && tried < TRACES_MAX => {}
+            other => {
                 let path = path.display().to_string();
+                let error = other.err();
+                let error = error.unwrap_or_else(|| io::ErrorKind::AlreadyExists.into());
                 return Err(TraceError::File { path, error });
             }
         }
+        tried += 1;
     }
 }
 
@@ -136,8 +178,18 @@ mod tests {
         let folder =
             std::env::temp_dir().join(format!("horovod-trace-test-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
-        let files = [0, 1, 2].map(|_| new_file(&folder, 7).expect("a file").0);
+        let made = [0, 1, 2].map(|at| {
+            let (part, path) = new_file(&folder, 7).expect("a file");
+            if at == 0 {
+                std::fs::rename(&part.path, &path).expect("one folder");
+            }
+            (part, path)
+        });
+        let names = [0, 1, 2].map(|at| made[at].1.clone());
+        assert!(names[0] != names[1] && names[1] != names[2] && names[0] != names[2]);
+        drop(made);
+        let left: Vec<_> = std::fs::read_dir(&folder).expect("a folder").collect();
         std::fs::remove_dir_all(&folder).expect("it is ours");
-        assert!(files[0] != files[1] && files[1] != files[2], "{files:?}");
+        assert_eq!(left.len(), 1, "only what was renamed is left: {left:?}");
     }
 }

@@ -104,6 +104,16 @@ pub(crate) fn answer_refusal(to: &mut impl Write, why: &str) -> io::Result<()> {
     answer(to, "409 Conflict", "text/plain; charset=utf-8", why)
 }
 
+/// Answers that something failed here, and why.
+pub(crate) fn answer_failure(to: &mut impl Write, why: &str) -> io::Result<()> {
+    answer(
+        to,
+        "500 Internal Server Error",
+        "text/plain; charset=utf-8",
+        why,
+    )
+}
+
 /// Answers with a body of this type.
 pub(crate) fn answer(to: &mut impl Write, status: &str, kind: &str, body: &str) -> io::Result<()> {
     answer_head(to, status, kind, body.len() as u64)?;

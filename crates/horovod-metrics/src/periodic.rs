@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::lock;
 
@@ -15,7 +15,7 @@ pub(crate) struct Periodic {
 /// An event that comes once.
 #[derive(Debug, Default)]
 pub(crate) struct End {
-    has_come: Mutex<bool>,
+    came: Mutex<Option<Instant>>,
     comes: Condvar,
 }
 
@@ -40,32 +40,37 @@ impl Periodic {
 
 impl End {
     pub(crate) fn come(&self) {
-        *lock(&self.has_come) = true;
+        lock(&self.came).get_or_insert_with(Instant::now);
         self.comes.notify_all();
     }
 
+    /// The time at which it came.
+    pub(crate) fn came(&self) -> Option<Instant> {
+        *lock(&self.came)
+    }
+
     pub(crate) fn has_come(&self) -> bool {
-        *lock(&self.has_come)
+        self.came().is_some()
     }
 
     /// Waits for it, but no longer than this.
     pub(crate) fn wait(&self, most: Duration) {
-        let has_come = lock(&self.has_come);
+        let came = lock(&self.came);
         let waited = self
             .comes
-            .wait_timeout_while(has_come, most, |has_come| !*has_come);
+            .wait_timeout_while(came, most, |came| came.is_none());
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
     fn run(&self, period: Duration, mut task: impl FnMut()) {
-        let mut has_come = lock(&self.has_come);
-        while !*has_come {
-            let waited = self.comes.wait_timeout(has_come, period);
-            has_come = waited.unwrap_or_else(PoisonError::into_inner).0;
-            if !*has_come {
-                drop(has_come);
+        let mut came = lock(&self.came);
+        while came.is_none() {
+            let waited = self.comes.wait_timeout(came, period);
+            came = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if came.is_none() {
+                drop(came);
                 task();
-                has_come = lock(&self.has_come);
+                came = lock(&self.came);
             }
         }
     }

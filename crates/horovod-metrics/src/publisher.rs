@@ -37,6 +37,8 @@ pub struct PublishSettings {
 #[derive(Debug)]
 pub struct Publisher {
     url: Option<String>,
+    #[cfg(test)]
+    local_name: Option<String>,
     _servers: Vec<Server>,
     traces: Arc<Traces>,
     file: Option<(Arc<Metrics>, PathBuf, Option<Periodic>)>,
@@ -60,7 +62,10 @@ impl Publisher {
             traces: traces.clone(),
         };
         let mut servers = Vec::new();
-        let local = socket_name(std::process::id()).and_then(|name| LocalServer::unix(&name));
+        let name = socket_name(std::process::id());
+        #[cfg(test)]
+        let local_name = name.as_ref().ok().cloned();
+        let local = name.and_then(|name| LocalServer::unix(&name));
         let local = local.and_then(|server| Server::start(server, LOCAL_TOKEN, &source));
         match local {
             Ok(server) => servers.push(server),
@@ -92,6 +97,8 @@ impl Publisher {
         });
         Self {
             url,
+            #[cfg(test)]
+            local_name,
             _servers: servers,
             traces,
             file,
@@ -261,22 +268,28 @@ mod tests {
         Arc::new(Metrics::new(&mesh.topology, Instant::now()))
     }
 
-    /// Writes an empty trace when it is stopped.
-    #[derive(Debug, Default)]
-    struct FakeTracer {
-        is_busy: bool,
+    /// Writes an empty trace when it is stopped, unless it is to fail.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    enum FakeTracer {
+        #[default]
+        Works,
+        IsBusy,
+        DiskIsFull,
     }
 
     impl Tracer for FakeTracer {
         fn start(&self, path: &Path) -> Result<(), String> {
-            match self.is_busy {
-                true => Err("busy".into()),
-                false => std::fs::write(path, "[").map_err(|e| e.to_string()),
+            match self {
+                Self::IsBusy => Err("busy".into()),
+                _ => std::fs::write(path, "[").map_err(|e| e.to_string()),
             }
         }
 
-        fn stop(&self, path: &Path) {
-            std::fs::write(path, "[]").expect("a folder");
+        fn stop(&self, path: &Path) -> Result<(), String> {
+            match self {
+                Self::DiskIsFull => Err("no space left".into()),
+                _ => std::fs::write(path, "[]").map_err(|e| e.to_string()),
+            }
         }
     }
 
@@ -382,33 +395,60 @@ mod tests {
         drop(publisher);
     }
 
-    fn own_job() -> status::Job {
+    /// The job of this publisher: other tests of the process may have theirs.
+    fn own_job(publisher: &Publisher) -> status::Job {
         let jobs = status::jobs().expect("the system lists sockets");
-        let own = jobs.into_iter().find(|job| job.pid == std::process::id());
-        own.expect("the publisher listens")
+        let mut own = jobs.into_iter().filter(|job| job.pid == std::process::id());
+        own.find(|job| Some(job.name()) == publisher.local_name.as_deref())
+            .expect("the publisher listens")
+    }
+
+    /// Waits until a trace is being recorded, or none is.
+    fn wait_for_recording(publisher: &Publisher, wanted: bool) {
+        // Only a hang reaches it. It is less than the time of the longest trace.
+        let deadline = Instant::now() + crate::TRACE_MAX / 2;
+        while publisher.traces.is_recording() != wanted {
+            assert!(Instant::now() < deadline, "is recorded: {}", !wanted);
+            std::thread::yield_now();
+        }
     }
 
     #[test]
     fn a_program_gets_a_trace_of_the_next_milliseconds() {
         let publisher = Publisher::start(&PublishSettings::default(), &metrics(), tracer());
         let mut trace = Vec::new();
-        let length = own_job().trace(Duration::from_millis(1), &mut trace);
-        assert_eq!((length.expect("a trace"), &trace[..]), (2, &b"[]"[..]));
+        for _ in 0..20 {
+            // Each at once after the former: what was sent is not being recorded any more.
+            trace.clear();
+            let length = own_job(&publisher).trace(Duration::from_millis(1), &mut trace);
+            assert_eq!((length.expect("a trace"), &trace[..]), (2, &b"[]"[..]));
+        }
+        drop(publisher);
+    }
+
+    #[test]
+    fn a_program_that_hangs_up_ends_its_trace() {
+        let publisher = Publisher::start(&PublishSettings::default(), &metrics(), tracer());
+        let name = publisher.local_name.as_deref().expect("it listens");
+        let mut program = LocalConnection::unix(name, EXCHANGE_LIMIT).expect("it listens");
+        let most = crate::TRACE_MAX.as_millis();
+        write!(program, "GET /{LOCAL_TOKEN}/trace/{most} HTTP/1.1\r\n\r\n").expect("sent");
+        wait_for_recording(&publisher, true);
+        drop(program);
+        wait_for_recording(&publisher, false);
         drop(publisher);
     }
 
     #[test]
     fn the_end_of_the_job_ends_a_trace_which_is_sent_all_the_same() {
         let publisher = Publisher::start(&PublishSettings::default(), &metrics(), tracer());
-        let job = own_job();
+        let job = own_job(&publisher);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 let mut trace = Vec::new();
                 job.trace(crate::TRACE_MAX, &mut trace).map(|_| trace)
             });
-            while !publisher.traces.is_recording() {
-                std::thread::yield_now();
-            }
+            wait_for_recording(&publisher, true);
             drop(publisher);
             let trace = waiting.join().expect("no panic").expect("a trace");
             assert_eq!(trace, b"[]");
@@ -417,11 +457,20 @@ mod tests {
 
     #[test]
     fn a_trace_that_cannot_be_recorded_is_refused_with_the_reason() {
-        let busy = Arc::new(FakeTracer { is_busy: true });
-        let publisher = Publisher::start(&PublishSettings::default(), &metrics(), busy);
-        let refused = own_job().trace(Duration::from_millis(1), &mut Vec::new());
-        assert_eq!(refused.expect_err("refused").to_string(), "busy");
-        drop(publisher);
+        for (tracer, why) in [
+            (FakeTracer::IsBusy, "busy"),
+            (
+                FakeTracer::DiskIsFull,
+                "the trace is not whole: no space left",
+            ),
+        ] {
+            let settings = PublishSettings::default();
+            let publisher = Publisher::start(&settings, &metrics(), Arc::new(tracer));
+            let job = own_job(&publisher);
+            let refused = job.trace(Duration::from_millis(1), &mut Vec::new());
+            assert_eq!(refused.expect_err("refused").to_string(), why);
+            drop(publisher);
+        }
     }
 
     fn at_any_port() -> PublishSettings {

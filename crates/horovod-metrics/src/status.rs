@@ -89,6 +89,11 @@ fn listed<'a>(names: impl Iterator<Item = &'a str>, prefix: &str) -> Vec<Job> {
 }
 
 impl Job {
+    #[cfg(test)]
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     fn request(&self, resource: &str, limit: Duration) -> io::Result<LocalConnection> {
         let mut connection = LocalConnection::unix(&self.name, limit)?;
         write!(connection, "GET /{LOCAL_TOKEN}/{resource} HTTP/1.1\r\n\r\n")?;

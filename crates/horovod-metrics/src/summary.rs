@@ -1,4 +1,4 @@
-//! The paragraph at the end of a job: sums over the rounds in which a process was rank 0.
+//! The summary, a line at the end of a job: sums over the rounds in which a process was rank 0.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -20,6 +20,8 @@ pub struct Summary {
     restarts: u64,
     /// Of the last round.
     size: u32,
+    /// Ranks that have reported, and their hosts.
+    rows: usize,
     hosts: usize,
     /// Time of the rounds, as their slowest rank measured it.
     elapsed_ns: u64,
@@ -41,6 +43,7 @@ impl Summary {
         self.rounds += 1;
         self.restarts = round.restarts;
         self.size = round.size;
+        self.rows = round.ranks.len();
         let mut names: Vec<&str> = round.ranks.iter().map(|row| &*row.hostname).collect();
         names.sort_unstable();
         names.dedup();
@@ -77,7 +80,7 @@ impl Summary {
         write!(
             out,
             "{} on {} ran {amount} in {}: {} % computing, {} % communicating, {} % waiting for other ranks.",
-            counted(u64::from(self.size), "rank"),
+            counted(self.rows as u64, "rank"),
             counted(self.hosts as u64, "host"),
             lasting(self.elapsed_ns),
             percent(self.computing_ns, all),
@@ -102,6 +105,9 @@ impl Summary {
         if let Some((bytes, (rank, host))) = &self.peak_memory {
             let peak = in_bytes(*bytes);
             write!(out, " Peak memory {peak}, of rank {rank} on {host}.")?;
+        }
+        if self.rows as u64 != u64::from(self.size) {
+            write!(out, " Figures of {} of {} ranks.", self.rows, self.size)?;
         }
         if self.rounds <= self.restarts {
             let (seen, all) = (self.rounds, self.restarts + 1);
@@ -191,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn one_paragraph_names_shares_the_slowest_rank_and_the_most_memory() {
+    fn one_line_names_shares_the_slowest_rank_and_the_most_memory() {
         assert_eq!(
             text(&[round(&["a", "a", "b"], 0, 1200)]),
             "3 ranks on 2 hosts ran 1200 steps in 1 min 40 s: 70 % computing, 10 % communicating, 20 % waiting for \
@@ -225,6 +231,15 @@ mod tests {
             late.ends_with(" The figures are those of 1 of 5 rounds."),
             "{late}"
         );
+    }
+
+    #[test]
+    fn ranks_that_have_not_reported_are_told_apart() {
+        let mut round = round(&["a", "a", "b"], 0, 1);
+        round.ranks.pop();
+        let text = text(&[round]);
+        assert!(text.starts_with("2 ranks on 1 host ran "), "{text}");
+        assert!(text.ends_with(" Figures of 2 of 3 ranks."), "{text}");
     }
 
     #[test]

@@ -33,11 +33,15 @@ pub(super) struct Leader {
     peers: Mutex<Peers>,
     peers_changed: Condvar,
     file: Mutex<Option<Layout>>,
+    /// Why the file of this recording is written no longer.
+    failure: Mutex<Option<String>>,
 }
 
 #[derive(Default)]
 struct Session {
     path: Option<PathBuf>,
+    /// The last file that was not written to its end, and why.
+    broken: Option<(PathBuf, String)>,
     worker: Option<(Arc<AtomicBool>, Thread)>,
 }
 
@@ -77,6 +81,7 @@ impl Leader {
             }),
             peers_changed: Condvar::new(),
             file: Mutex::default(),
+            failure: Mutex::default(),
         }
     }
 
@@ -114,6 +119,7 @@ impl Leader {
         })?;
         timeline.enter();
         *lock(&self.file) = Some(layout);
+        *lock(&self.failure) = None;
         let quit = Arc::new(AtomicBool::new(false));
         let body = {
             let (timeline, quit) = (timeline.clone(), quit.clone());
@@ -151,11 +157,13 @@ impl Leader {
     }
 
     /// As `stop`, if this file is being recorded: the script may have begun another one meanwhile.
-    pub(super) fn stop_trace(&self, timeline: &Timeline, path: &Path) {
+    pub(super) fn stop_trace(&self, timeline: &Timeline, path: &Path) -> Result<(), String> {
         let mut session = lock(&self.session);
         if session.path.as_deref() == Some(path) {
             self.finish(timeline, &mut session);
         }
+        let broken = session.broken.take_if(|(broken, _)| broken == path);
+        broken.map_or(Ok(()), |(_, why)| Err(why))
     }
 
     /// Whether there was anything to stop.
@@ -248,9 +256,9 @@ impl Leader {
     /// Ends the recording, if there is one: waits a bounded time for the other ranks' last events, then writes all
     /// that waits.
     fn finish(&self, timeline: &Timeline, session: &mut Session) -> bool {
-        if session.path.take().is_none() {
+        let Some(path) = session.path.take() else {
             return false;
-        }
+        };
         timeline.on.store(false, Ordering::Relaxed);
         if let Some((quit, thread)) = session.worker.take() {
             // It is not joined: on a busy machine it may be long before a thread that gives way to all others runs.
@@ -260,13 +268,14 @@ impl Leader {
         let goes_on = AtomicBool::new(false);
         self.collect_last_events(timeline, &goes_on);
         while self.write_some(timeline, &goes_on) {}
-        let Some(mut layout) = lock(&self.file).take() else {
-            return true;
-        };
-        if let Err(e) = self.write_clocks(&mut layout).and_then(|()| layout.close()) {
-            let path = layout.path().display();
-            tracing::warn!("The timeline {path} lacks its end: {e}");
+        let layout = lock(&self.file).take();
+        if let Some(mut layout) = layout
+            && let Err(e) = self.write_clocks(&mut layout).and_then(|()| layout.close())
+        {
+            tracing::warn!("The timeline {} lacks its end: {e}", path.display());
+            *lock(&self.failure) = Some(e.to_string());
         }
+        session.broken = lock(&self.failure).take().map(|why| (path, why));
         true
     }
 
@@ -340,6 +349,7 @@ impl Leader {
             && let Err(e) = self.write(timeline, layout, news)
         {
             let failed = file.take();
+            *lock(&self.failure) = Some(e.to_string());
             drop(file);
             timeline.on.store(false, Ordering::Relaxed);
             tracing::warn!(

@@ -405,9 +405,13 @@ impl Timeline {
     }
 
     /// Ends what `start_trace` has begun with this file.
-    pub fn stop_trace(&self, path: &Path) {
-        if let Role::Leader(leader) = &self.role {
-            leader.stop_trace(self, path);
+    ///
+    /// # Errors
+    /// The text says why the file lacks events.
+    pub fn stop_trace(&self, path: &Path) -> Result<(), String> {
+        match &self.role {
+            Role::Leader(leader) => leader.stop_trace(self, path),
+            Role::Member(_) => Ok(()),
         }
     }
 

@@ -137,6 +137,20 @@ impl LocalConnection {
         self.deadline = Instant::now() + limit;
     }
 
+    /// Whether the program has closed its end. Bytes that it has sent before, and nobody has read, hide that.
+    #[must_use]
+    pub fn has_hung_up(&self) -> bool {
+        use rustix::net::RecvFlags;
+        let Ok(fd) = self.fd.get() else { return true };
+        match rustix::net::recv(fd, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((_, received)) => received == 0,
+            Err(e) => !matches!(
+                io::Error::from(e).kind(),
+                ErrorKind::WouldBlock | ErrorKind::Interrupted
+            ),
+        }
+    }
+
     fn retry<T>(
         &mut self,
         direction: Direction,
@@ -268,6 +282,21 @@ mod tests {
         connection.deadline = Instant::now();
         assert!(connection.wait(Direction::Read).unwrap());
         assert!(!connection.wait(Direction::Write).unwrap());
+    }
+
+    #[test]
+    fn a_program_that_has_gone_has_hung_up() {
+        let (server, at) = LocalServer::tcp((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let mut client = TcpStream::connect(at).unwrap();
+        let mut connection = server.next(LIMIT).unwrap();
+        assert!(!connection.has_hung_up());
+        client.write_all(b"more").unwrap();
+        connection.read_exact(&mut [0; 4]).unwrap();
+        assert!(!connection.has_hung_up());
+        drop(client);
+        // The end has come when a read sees it.
+        assert_eq!(connection.read(&mut [0; 4]).unwrap(), 0);
+        assert!(connection.has_hung_up());
     }
 
     #[test]

@@ -36,8 +36,8 @@ impl Tracer for Traced {
         self.0.start_trace(path)
     }
 
-    fn stop(&self, path: &Path) {
-        self.0.stop_trace(path);
+    fn stop(&self, path: &Path) -> Result<(), String> {
+        self.0.stop_trace(path)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The terminal: raw input, the alternate screen, and a way back from both in every ending but SIGKILL.
+//! The terminal: raw input, the alternate screen, and a way back from both, also after SIGINT, SIGTERM and SIGHUP.
 //!
 //! A few control sequences that every terminal of today knows take the place of a library for terminals: the view is
 //! lines of text, and nothing here needs what such a library adds to the wheel.
@@ -73,21 +73,7 @@ impl Screen {
 
     /// Replaces the frame by these lines.
     pub(super) fn draw(&self, lines: &[Line]) -> io::Result<()> {
-        let mut text = HOME.to_owned();
-        for (at, line) in lines.iter().enumerate() {
-            if at > 0 {
-                text.push_str("\r\n");
-            }
-            for (paint, piece) in &line.0 {
-                match colour(*paint).filter(|_| self.is_coloured) {
-                    Some(colour) => text.extend([colour, piece, PLAIN]),
-                    None => text.push_str(piece),
-                }
-            }
-            text.push_str(CLEAR_LINE);
-        }
-        text.push_str(CLEAR_BELOW);
-        put(&text)
+        put(&drawn(lines, self.is_coloured))
     }
 
     /// Waits for a key, a signal or this time.
@@ -124,6 +110,26 @@ impl Drop for Screen {
     }
 }
 
+/// What draws these lines. Each line is cleared before it is written: after the last column the cursor stays on that
+/// column, and would clear it.
+fn drawn(lines: &[Line], is_coloured: bool) -> String {
+    let mut text = HOME.to_owned();
+    for (at, line) in lines.iter().enumerate() {
+        if at > 0 {
+            text.push_str("\r\n");
+        }
+        let is_last = at + 1 == lines.len();
+        text.push_str(if is_last { CLEAR_BELOW } else { CLEAR_LINE });
+        for (paint, piece) in &line.0 {
+            match colour(*paint).filter(|_| is_coloured) {
+                Some(colour) => text.extend([colour, piece, PLAIN]),
+                None => text.push_str(piece),
+            }
+        }
+    }
+    text
+}
+
 fn put(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes())?;
@@ -140,4 +146,16 @@ fn colour(paint: Paint) -> Option<&'static str> {
         Paint::Communicating => "\x1b[34m",
         Paint::Waiting => "\x1b[33m",
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_cleared_after_the_text_of_a_line() {
+        let lines = ["12345", "678"].map(|text| Line(vec![(Paint::Title, text.into())]));
+        assert_eq!(drawn(&lines, false), "\x1b[H\x1b[K12345\r\n\x1b[J678");
+        assert!(drawn(&lines, true).ends_with("\x1b[J\x1b[1m678\x1b[0m"));
+    }
 }
