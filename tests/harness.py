@@ -173,6 +173,17 @@ class Job:
                         found.append(int(entry.name))
         return found
 
+    def rank_0(self) -> int:
+        """The process of rank 0 of this job, which is measured, by the list of jobs."""
+        shown = subprocess.run(
+            [HOROVODRUN, "--status"], capture_output=True, text=True, timeout=self.limit_s
+        )
+        members = self.members()
+        numbers = map(int, re.findall(r"^job (\d+): ", shown.stdout, re.MULTILINE))
+        found = next((number for number in numbers if number in members), None)
+        assert found is not None, f"{shown}\n{self.report()}"
+        return found
+
     def _members_left(self) -> list[int]:
         """As `members`, but empty only if two scans are: a process that ended meanwhile may have started another."""
         return self.members() or self.members()

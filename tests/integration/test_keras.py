@@ -30,49 +30,6 @@ def start(jobs, mode, folder, backend, *options):
     return jobs(harness.python(3, WORKER, mode, str(folder), options=options, env=env))
 
 
-# TensorFlow waits at exit for a generator that cannot get Python's lock any more.
-ENDS_IN_A_CALLBACK = """
-import time
-import numpy as np
-import tensorflow as tf
-import keras
-import horovod.keras as hvd
-hvd.init()
-
-def batches():
-    while True:
-        time.sleep(0.05)  # there is always a batch under way
-        yield np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
-
-class Fails(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 3 and hvd.rank() == 1:
-            raise LookupError("of a callback")
-
-signature = tf.TensorSpec((4, 3)), tf.TensorSpec((4, 1))
-data = tf.data.Dataset.from_generator(batches, output_signature=signature).prefetch(2)
-model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
-callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), Fails()]
-model.fit(data, steps_per_epoch=10, epochs=2, verbose=0, callbacks=callbacks)
-"""
-
-
-@pytest.mark.thorough(
-    also="tests/integration/test_termination.py::test_a_script_that_is_over_is_named_while_its_process_does_not_end"
-)
-def test_an_exception_in_a_callback_that_hangs_tensorflow_at_exit_is_explained(
-    jobs, script
-) -> None:
-    env = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    job = jobs(harness.python(2, script(ENDS_IN_A_CALLBACK), env=env))
-    job.wait_for("the script of rank 1 is over: it ended with an exception")
-    job.process.send_signal(signal.SIGTERM)
-    assert job.wait() == 143
-    assert "LookupError: of a callback" in job.stderr
-    assert "the script of rank 1 has ended with an exception" in job.stderr
-
-
 @on("tensorflow", "test_a_killed_rank_makes_fit_raise_on_all_others")
 def test_a_killed_rank_makes_fit_raise_on_all_others(jobs, tmp_path, backend) -> None:
     (tmp_path / "kill").touch()

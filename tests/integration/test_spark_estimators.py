@@ -207,7 +207,6 @@ def test_an_exception_of_one_rank_is_raised(
     assert "on rank 1" in raised.value.__notes__[0]
     printed = "".join(capsys.readouterr())
     assert "the script of rank 1 has ended with an exception" in printed
-    assert "the script of rank 1 has ended with an exception" in printed
     assert "hvd.join()" not in printed
 
 

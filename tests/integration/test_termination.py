@@ -78,8 +78,8 @@ def test_a_program_that_outlives_its_shell_is_named(number, jobs, script, tmp_pa
     for rank, pid in re.findall(r"rank (\d) is process (\d+)", "".join(lines)):
         named = rf"process {pid} \(\S+\) of rank {rank}\b.* had not ended 1 s after SIGTERM and were killed"
         assert re.search(named, job.stderr), job.report()
-        # Once, though the shell has ended meanwhile.
-        assert job.stdout.count(f"rank {rank} got signal {signal.SIGTERM}") == 1, job.report()
+        # Once at most, though the shell has ended meanwhile; it may be killed before it prints that.
+        assert job.stdout.count(f"rank {rank} got signal {signal.SIGTERM}") <= 1, job.report()
 
 
 def test_sigterm_reaches_a_program_whose_shell_sigint_has_ended(jobs, script, tmp_path) -> None:
@@ -109,9 +109,11 @@ import os, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if os.environ["HOROVOD_RANK"] == "0":
     open(sys.argv[1]).read()
-elif not os.fork():
+else:
+    # Before the fork: rank 0 can begin to read although the launcher kills the child at once.
     written = open(sys.argv[1], "w")
-    signal.pause()
+    if not os.fork():
+        signal.pause()
 """
 
 
@@ -136,6 +138,8 @@ import horovod.numpy as hvd
 hvd.init()
 if hvd.rank() == 1:
     raise LookupError("of rank 1")
+# Also a rank that has left the job before.
+hvd.shutdown()
 """
 
 

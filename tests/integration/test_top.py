@@ -77,7 +77,7 @@ class Terminal:
         while True:
             frames = zip(self.frames(), self.text.split("\x1b[H"), strict=True)
             for frame, part in list(frames)[begin:]:
-                if "\x1b[J" in part and re.search(pattern, frame):
+                if "\x1b[0m" in part and re.search(pattern, frame):
                     return frame.replace("\r", "")
             self.read(deadline)
 
@@ -117,20 +117,10 @@ def terminal() -> Iterator[type]:
         yield opened
 
 
-def rank_0_of(job: harness.Job) -> int:
-    """The process of rank 0, by the list of jobs."""
-    shown = subprocess.run(
-        [harness.HOROVODRUN, "--status"], capture_output=True, text=True, timeout=LIMIT_S
-    )
-    members = job.members()
-    numbers = map(int, re.findall(r"^job (\d+): ", shown.stdout, re.MULTILINE))
-    return next(number for number in numbers if number in members)
-
-
 def test_a_job_is_shown_sorted_and_left(script, jobs, tmp_path: Path, terminal) -> None:
     job = jobs(harness.python(2, script(LATE), str(tmp_path), env={"HOROVOD_METRICS": "1"}))
     job.wait_for("READY")
-    pid = rank_0_of(job)
+    pid = job.rank_0()
     view = terminal(f"--top={pid}")
     frame = view.wait_for(r"for \d+ s waiting for rank 1 to begin \"allreduce\.late\"")
     lines = frame.split("\n")
@@ -159,7 +149,7 @@ def test_a_signal_gives_the_terminal_back(script, jobs, tmp_path: Path, terminal
     (tmp_path / "late").touch()
     job = jobs(harness.python(2, script(LATE), str(tmp_path), env={"HOROVOD_METRICS": "1"}))
     job.wait_for("READY")
-    view = terminal(f"--top={rank_0_of(job)}")
+    view = terminal(f"--top={job.rank_0()}")
     view.wait_for("2 ranks on 1 host,")
     view.process.terminate()
     assert view.end() == 0

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import shutil
+import signal
 import subprocess
 import time
 import urllib.error
@@ -47,15 +48,6 @@ def started(script, jobs, tmp_path: Path, **more) -> harness.Job:
     return job
 
 
-def rank_0_of(job: harness.Job) -> int:
-    shown = subprocess.run(
-        [harness.HOROVODRUN, "--status"], capture_output=True, text=True, timeout=LIMIT_S
-    )
-    members = job.members()
-    numbers = map(int, re.findall(r"^job (\d+): ", shown.stdout, re.MULTILINE))
-    return next(number for number in numbers if number in members)
-
-
 def trace(folder: Path, lasting: str, job: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [harness.HOROVODRUN, "--trace", lasting, str(job)],
@@ -75,18 +67,18 @@ def check_events(record: Callable[[], str]) -> None:
     while True:
         events = json.loads(record())
         names = {event.get("args", {}).get("name", "") for event in events}
-        assert {name.split(" on ")[0] for name in names if " on " in name} == {"rank 0", "rank 1"}
         operations = [event for event in events if event.get("cat") == "operation"]
         ranks = {event["pid"] - 1_000_000_000 for event in operations}
         if ranks == {0, 1} and "gradient" in " ".join(names):
-            return
+            break
         assert ranks <= {0, 1}
         assert time.monotonic() < deadline, events
+    assert {name.split(" on ")[0] for name in names if " on " in name} == {"rank 0", "rank 1"}
 
 
 def test_a_running_job_is_recorded_without_a_restart(script, jobs, tmp_path: Path) -> None:
     job = started(script, jobs, tmp_path)
-    pid = rank_0_of(job)
+    pid = job.rank_0()
     here = tmp_path / "here"
     here.mkdir()
 
@@ -118,32 +110,56 @@ def threads_of(pid: int) -> set[str]:
     return names
 
 
+def long_trace(jobs, folder: Path, pid: int) -> harness.Job:
+    """A command that records ten minutes, once it does."""
+    command = [str(harness.HOROVODRUN), "--trace", "10m", str(pid)]
+    waiting = jobs(harness.Job(command, cwd=folder))
+    # The recording has begun when rank 0 has a thread for it.
+    deadline = time.monotonic() + LIMIT_S
+    while "hvd-trace" not in threads_of(pid):
+        assert waiting.process.poll() is None, waiting.report()
+        assert time.monotonic() < deadline
+    return waiting
+
+
 def test_the_end_of_the_job_ends_the_trace(script, jobs, tmp_path: Path) -> None:
     job = started(script, jobs, tmp_path)
-    pid = rank_0_of(job)
+    pid = job.rank_0()
     here = tmp_path / "here"
     here.mkdir()
-    waiting = subprocess.Popen(
-        [harness.HOROVODRUN, "--trace", "10m", str(pid)],
-        cwd=here,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    # The recording has begun when rank 0 has a thread for it.
-    while "hvd-trace" not in threads_of(pid):
-        assert waiting.poll() is None
+    waiting = long_trace(jobs, here, pid)
     (tmp_path / "end").touch()
     job.succeed()
-    output, _ = waiting.communicate(timeout=LIMIT_S)
-    assert waiting.returncode == 0
-    events = json.loads((here / output.splitlines()[0]).read_text())
-    assert events
+    waiting.succeed()
+    events = json.loads((here / waiting.stdout.splitlines()[0]).read_text())
+    assert any(event.get("cat") == "operation" for event in events)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_recording_and_leaves_no_file(
+    script, jobs, tmp_path: Path, number: signal.Signals
+) -> None:
+    job = started(script, jobs, tmp_path)
+    pid = job.rank_0()
+    here = tmp_path / "here"
+    here.mkdir()
+    waiting = long_trace(jobs, here, pid)
+    waiting.process.send_signal(number)
+    assert waiting.fail() == 128 + number
+    assert not list(here.iterdir())
+    # Rank 0 has noticed when it records the next one.
+    deadline = time.monotonic() + LIMIT_S
+    while (recorded := trace(here, "200ms", pid)).returncode != 0:
+        assert "another trace is being recorded" in recorded.stderr, recorded
+        assert time.monotonic() < deadline
+    (tmp_path / "end").touch()
+    job.succeed()
 
 
 def test_a_timeline_of_the_script_goes_on(script, jobs, tmp_path: Path) -> None:
     timeline = tmp_path / "timeline.json"
     job = started(script, jobs, tmp_path, options=["--timeline-filename", str(timeline)])
-    refused = trace(tmp_path, "200ms", rank_0_of(job))
+    refused = trace(tmp_path, "200ms", job.rank_0())
     assert refused.returncode == 1
     assert "a timeline is being recorded already" in refused.stderr
     (tmp_path / "end").touch()
@@ -176,7 +192,7 @@ def test_the_page_records_for_who_has_the_token(script, jobs, tmp_path: Path) ->
     job.succeed()
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="no node to read the page's script")
+@pytest.mark.skipif(shutil.which("node") is None, reason="NOT RUN: no node to read the page's script")
 def test_the_script_of_the_page_hands_the_trace_to_the_viewer(tmp_path: Path) -> None:
     """The page's functions with a made document and window: PING, PONG, then the bytes, to the viewer alone."""
     page = (harness.ROOT / "crates/horovod-metrics/src/page.html").read_text()

@@ -182,6 +182,12 @@ fn complete(mut options: Options) -> Result<Options, UsageError> {
             .map_err(|wrong| UsageError(format!("argument --trace: {wrong}")))?;
         return Ok(options);
     }
+    if let Some(wanted) = options.status {
+        options.status = Some(chosen("--status", wanted, &options.command)?);
+    }
+    if let Some(wanted) = options.top {
+        options.top = Some(chosen("--top", wanted, &options.command)?);
+    }
     if options.check_build || options.status.is_some() || options.top.is_some() {
         return Ok(options);
     }
@@ -263,6 +269,16 @@ fn complete(mut options: Options) -> Result<Options, UsageError> {
     Ok(options)
 }
 
+/// The job that the value of an option or the word after it names.
+fn chosen(option: &str, by_value: Wanted, words: &[OsString]) -> Result<Wanted, UsageError> {
+    let by_word = trace::parse_job(words)
+        .map_err(|wrong| UsageError(format!("argument {option}: {wrong}")))?;
+    match (by_value, by_word) {
+        (Wanted::All, named) | (named, Wanted::All) => Ok(named),
+        _ => refuse(format!("argument {option}: the job is named twice")),
+    }
+}
+
 fn excludes(a: &OptionSpec, b: &OptionSpec) -> bool {
     !std::ptr::eq(a, b) && a.exclusive.is_some() && a.exclusive == b.exclusive
 }
@@ -337,7 +353,7 @@ fn nearest(typed: &str) -> Option<&'static str> {
 fn usage() -> &'static str {
     "usage: horovodrun -np NUM_PROC [-H HOST:SLOTS,... | --hostfile FILE] [options] command [args ...]\n       \
      horovodrun --doctor [-H HOST:SLOTS,... | --hostfile FILE] [options] [command [args ...]]\n       \
-     horovodrun --status[=JOB] | --top[=JOB] | --trace TIME [JOB]\n       \
+     horovodrun --status [JOB] | --top [JOB] | --trace TIME [JOB]\n       \
      horovodrun --check-build | --completion SHELL | --version | --help"
 }
 

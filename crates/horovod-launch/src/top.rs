@@ -22,6 +22,9 @@ use crate::status::{self, ChoiceError, Wanted};
 /// Time between two questions to rank 0, which has new figures once a second.
 const PERIOD: Duration = Duration::from_secs(1);
 
+/// Time for its answer, in which keys wait.
+const ANSWER_LIMIT: Duration = Duration::from_millis(500);
+
 /// Why there is no view.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TopError {
@@ -106,7 +109,7 @@ impl Watch {
         let all = jobs().map_err(|e| format!("the system does not list local sockets: {e}"))?;
         let job = all.iter().find(|job| job.pid == self.job);
         let job = job.ok_or("the job has ended, or begins again; these are its last figures")?;
-        let text = job.ask("stats.json");
+        let text = job.ask_within("stats.json", ANSWER_LIMIT);
         let text = text.map_err(|e| format!("rank 0 does not answer: {e}; the figures are old"))?;
         serde_json::from_str(&text)
             .map_err(|e| format!("rank 0 answers what cannot be read, is it the same version? {e}"))

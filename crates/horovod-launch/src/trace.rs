@@ -57,9 +57,7 @@ pub(crate) fn parse_job(words: &[OsString]) -> Result<Wanted, String> {
         [word] => {
             let number = word.to_str().and_then(|word| word.parse().ok());
             number.map(Wanted::Process).ok_or_else(|| {
-                format!(
-                    "the word after the time must be the number of rank 0's process, got {word:?}"
-                )
+                format!("the word at the end must be the number of rank 0's process, got {word:?}")
             })
         }
         [_, second, ..] => Err(format!("there is one job at most, got {second:?} besides")),

@@ -138,7 +138,15 @@ impl Job {
     /// # Errors
     /// It has ended, does not answer, or is another user's.
     pub fn ask(&self, resource: &str) -> io::Result<String> {
-        let connection = self.request(resource, ANSWER_LIMIT)?;
+        self.ask_within(resource, ANSWER_LIMIT)
+    }
+
+    /// As [`Self::ask`], with a limit for the answer.
+    ///
+    /// # Errors
+    /// As those of [`Self::ask`].
+    pub fn ask_within(&self, resource: &str, limit: Duration) -> io::Result<String> {
+        let connection = self.request(resource, limit)?;
         let mut answer = String::new();
         connection
             .take(ANSWER_BYTES_MAX)

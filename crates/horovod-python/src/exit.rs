@@ -5,10 +5,10 @@
 //! frames turn the unwinding into an abort of the process, after all work was done. So from the moment at which Python
 //! calls its exit handlers, other threads that come out of a wait sleep until the process is gone.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ThreadId};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -23,6 +23,8 @@ static RETURNING: AtomicUsize = AtomicUsize::new(0);
 static STAYING: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 /// The process that these are threads of: a forked child has none of them.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
+/// The process, in the upper half, and its rank at the last init; zero before.
+static RANK: AtomicU64 = AtomicU64::new(0);
 
 /// A process that has not ended so long after its exit handlers ran reports it.
 const LATE: Duration = Duration::from_secs(20);
@@ -119,6 +121,18 @@ pub(crate) fn stays() {
         .clear();
 }
 
+/// This process has this rank, also after a shutdown.
+pub(crate) fn has_rank(rank: u32) {
+    let process = u64::from(std::process::id());
+    RANK.store((process << 32) | u64::from(rank), Ordering::SeqCst);
+}
+
+/// The rank that this process has or had; a forked child has none.
+fn last_rank() -> Option<u32> {
+    let known = RANK.load(Ordering::SeqCst);
+    (known >> 32 == u64::from(std::process::id())).then_some(known as u32)
+}
+
 /// The exit handlers have begun to run, in this thread: from now on no other comes back.
 pub(crate) fn leaves() {
     *LEAVER.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread::current().id());
@@ -127,7 +141,9 @@ pub(crate) fn leaves() {
 
 /// Has this process report it if it does not end soon, though its script is over: the others, and the launcher, wait.
 /// Only a thread without Python can, as the interpreter may be what does not come to its end.
-pub(crate) fn report_if_late(rank: u32, failed: bool) {
+/// Called once the job is left, which may itself take longer.
+pub(crate) fn report_if_late(ended: Instant, failed: bool) {
+    let Some(rank) = last_rank() else { return };
     let process = std::process::id();
     let how = if failed { " with an exception" } else { "" };
     let report = move || {
@@ -138,7 +154,7 @@ pub(crate) fn report_if_late(rank: u32, failed: bool) {
                  and the job waits for it. Something that Python or a framework does at exit does not return. In \
                  TensorFlow this is often a dataset made by `from_generator` that still asks for data. `py-spy dump \
                  --pid {process}` shows where the process is, and `kill {process}` ends it",
-                LATE.as_secs()
+                ended.elapsed().as_secs()
             );
         }
     };

@@ -9,6 +9,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use crate::errors::{interrupt_or, operation_error, query_error};
 use crate::exit::{self, detached};
@@ -54,6 +55,7 @@ pub(crate) fn init(
     start(py, &members)?;
     let engine = engine(py)?;
     memory::remember(&engine);
+    exit::has_rank(engine.topology().rank.0);
     DYNAMIC.store(
         dynamic_process_sets || engine.config().dynamic_process_sets,
         Ordering::Relaxed,
@@ -113,6 +115,7 @@ fn stop(py: Python<'_>, why: Leaving) {
 /// returns from now on.
 #[pyfunction]
 pub(crate) fn leave_at_exit(py: Python<'_>, failed: bool) {
+    let ended = Instant::now();
     memory::forget();
     exit::leaves();
     let why = if failed {
@@ -120,12 +123,10 @@ pub(crate) fn leave_at_exit(py: Python<'_>, failed: bool) {
     } else {
         Leaving::Ended
     };
-    if let Some(engine) = horovod_engine::try_engine() {
-        exit::report_if_late(engine.topology().rank.0, failed);
-    }
     detached(py, || horovod_engine::shutdown_because(why));
+    exit::report_if_late(ended, failed);
     if !failed && let Some(summary) = horovod_engine::take_summary() {
-        // One write, so that the paragraph stays together where several processes share the standard error. A failed
+        // One write, so that the summary stays together where several processes share the standard error. A failed
         // script ends with its own traceback, which the launcher repeats.
         let _ = std::io::stderr().write_all(format!("horovod: {summary}\n").as_bytes());
     }

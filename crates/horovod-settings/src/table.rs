@@ -63,7 +63,7 @@ impl GpuOperations {
     }
 }
 
-/// When rank 0 prints a paragraph with the figures of the whole job.
+/// When rank 0 prints a summary of the whole job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SummaryWhen {
     /// After a measured job that ran for a while.
@@ -330,7 +330,7 @@ table! {
     METRICS_TOKEN: Optional<Text> = "HOROVOD_METRICS_TOKEN", Optional::text("a random one"), Rank0;
     /// file that rank 0 writes the figures to every 5 seconds, for the textfile collector of node_exporter
     METRICS_TEXTFILE: Optional<Text> = "HOROVOD_METRICS_TEXTFILE", Optional::text("none"), Rank0;
-    /// when rank 0 prints a paragraph about the job at its end: after measured jobs of at least 10 seconds, or always, which measures the job
+    /// when rank 0 prints a summary at the end of a Python script: after measured jobs of at least 10 seconds, or always, which measures the job
     SUMMARY: Words<SummaryWhen> = "HOROVOD_SUMMARY", Words {
         default: SummaryWhen::Auto,
         words: &[

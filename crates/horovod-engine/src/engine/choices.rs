@@ -101,7 +101,8 @@ fn reason(layout: &SetLayout, tuning: &Tuning, chosen: Option<AllreduceAlgorithm
     } else if tuning.allreduce.is_some() {
         format!("{} names it", settings::ALLREDUCE_ALGORITHM.name)
     } else if groups == 1 {
-        "all ranks share memory".to_owned()
+        // Each rank stages small operands by a limit of its own, which depends on its cores.
+        "all ranks share memory (limits without pre-staging)".to_owned()
     } else {
         let inside = match chosen {
             Some(AllreduceAlgorithm::Hierarchical(_)) => "ranks that share memory add up first",
@@ -147,7 +148,7 @@ mod tests {
         let text = of(&[0, 0], |t| t.direct_max_bytes = 4096);
         assert!(
             text.contains(
-                "allreduce: up to 4096 bytes DIRECT_ALLREDUCE, above STAGED_ALLREDUCE, because all ranks share memory"
+                "allreduce: up to 4096 bytes DIRECT_ALLREDUCE, above STAGED_ALLREDUCE, because all ranks share memory (limits without pre-staging)"
             ),
             "{text}"
         );

@@ -523,3 +523,17 @@ fn agents_that_join_need_a_port_and_no_hosts() {
         "argument --agents-port: not allowed with argument -H/--hosts",
     );
 }
+
+#[test]
+fn a_job_is_named_by_the_option_or_by_the_word_after_it() {
+    for line in ["--top=7", "--top 7"] {
+        assert_eq!(run(line).expect(line).top, Some(Wanted::Process(7)));
+    }
+    for line in ["--status=7", "--status 7"] {
+        assert_eq!(run(line).expect(line).status, Some(Wanted::Process(7)));
+    }
+    assert_eq!(run("--top").expect("one job").top, Some(Wanted::All));
+    fails("--top=7 8", "argument --top: the job is named twice");
+    fails("--status train.py", "argument --status: the word");
+    fails("--top 7 8", "argument --top: there is one job at most");
+}

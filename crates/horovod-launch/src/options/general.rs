@@ -89,7 +89,7 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
             o.top = Some(job(v)?);
             Ok(())
         }),
-        "start nothing: show one of these jobs in the terminal, until q is pressed",
+        "start nothing: show a running job in the terminal, until q is pressed",
     ),
     option(
         GENERAL,
@@ -98,7 +98,7 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
             o.trace = Some((parse_time(text(v)?)?, Wanted::All));
             Ok(())
         }),
-        "start nothing: record the next 5s, say, of one of these jobs as a timeline; the word after it is the job",
+        "start nothing: record the next TIME (5s, 500ms, 2m) of a running job as a timeline; a word after TIME chooses the job",
     ),
     option(
         GENERAL,
@@ -301,7 +301,7 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
             let never = "never".to_owned();
             o.knobs.push((settings::SUMMARY.name, never));
         }),
-        "no paragraph about a measured job at its end",
+        "no summary of a measured job at its end",
     ),
 ];
 

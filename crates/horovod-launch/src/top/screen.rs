@@ -127,6 +127,7 @@ fn drawn(lines: &[Line], is_coloured: bool) -> String {
             }
         }
     }
+    text.push_str(PLAIN);
     text
 }
 
@@ -155,7 +156,10 @@ mod tests {
     #[test]
     fn nothing_is_cleared_after_the_text_of_a_line() {
         let lines = ["12345", "678"].map(|text| Line(vec![(Paint::Title, text.into())]));
-        assert_eq!(drawn(&lines, false), "\x1b[H\x1b[K12345\r\n\x1b[J678");
-        assert!(drawn(&lines, true).ends_with("\x1b[J\x1b[1m678\x1b[0m"));
+        assert_eq!(
+            drawn(&lines, false),
+            "\x1b[H\x1b[K12345\r\n\x1b[J678\x1b[0m"
+        );
+        assert!(drawn(&lines, true).ends_with("\x1b[J\x1b[1m678\x1b[0m\x1b[0m"));
     }
 }
