@@ -192,7 +192,9 @@ def test_the_page_records_for_who_has_the_token(script, jobs, tmp_path: Path) ->
     job.succeed()
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="NOT RUN: no node to read the page's script")
+@pytest.mark.skipif(
+    shutil.which("node") is None, reason="NOT RUN: no node to read the page's script"
+)
 def test_the_script_of_the_page_hands_the_trace_to_the_viewer(tmp_path: Path) -> None:
     """The page's functions with a made document and window: PING, PONG, then the bytes, to the viewer alone."""
     page = (harness.ROOT / "crates/horovod-metrics/src/page.html").read_text()

@@ -45,7 +45,7 @@ pub use kinds::{KINDS, LINKS, Link, OperationKind};
 pub use latest_reports::{FoundLateness, Round, is_message};
 pub use publisher::{PublishSettings, Publisher};
 pub use snapshot::{HostRow, RankRow, Snapshot};
-pub use summary::Summary;
+pub use summary::{Summary, counted, in_bytes};
 pub use trace::{TRACE_MAX, Tracer};
 
 /// The number of a rendezvous' first generation.

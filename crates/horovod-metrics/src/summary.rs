@@ -125,7 +125,9 @@ impl fmt::Display for Summary {
     }
 }
 
-fn counted(n: u64, of: &str) -> String {
+/// A number of things, as a text.
+#[must_use]
+pub fn counted(n: u64, of: &str) -> String {
     match n {
         1 => format!("1 {of}"),
         n => format!("{n} {of}s"),
@@ -148,7 +150,9 @@ fn lasting(nanos: u64) -> String {
     }
 }
 
-fn in_bytes(bytes: u64) -> String {
+/// An amount of memory, as a text.
+#[must_use]
+pub fn in_bytes(bytes: u64) -> String {
     const GIB: u64 = 1 << 30;
     match bytes {
         0..GIB => format!("{} MiB", bytes >> 20),

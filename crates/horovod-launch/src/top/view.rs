@@ -2,6 +2,8 @@
 
 use std::cmp::Ordering;
 
+use horovod_metrics::{counted, in_bytes};
+
 use super::document::{Document, Figures, Hang, Row};
 use super::keys::Key;
 
@@ -384,13 +386,6 @@ fn footer(choice: &Choice) -> Line {
     )
 }
 
-fn counted(n: u64, of: &str) -> String {
-    match n {
-        1 => format!("1 {of}"),
-        n => format!("{n} {of}s"),
-    }
-}
-
 fn named(ranks: &[u32]) -> String {
     let names: Vec<String> = ranks.iter().take(NAMED_MAX).map(u32::to_string).collect();
     let more = match ranks.len().saturating_sub(NAMED_MAX) {
@@ -411,14 +406,6 @@ fn lasting(seconds: f64) -> String {
         0..100 => format!("{whole} s"),
         100..6000 => format!("{} min {} s", whole / 60, whole % 60),
         _ => format!("{} h {} min", whole / 3600, whole % 3600 / 60),
-    }
-}
-
-fn in_bytes(bytes: u64) -> String {
-    const GIB: u64 = 1 << 30;
-    match bytes {
-        0..GIB => format!("{} MiB", bytes >> 20),
-        _ => format!("{:.1} GiB", bytes as f64 / GIB as f64),
     }
 }
 
