@@ -41,9 +41,19 @@ while not hvd.allreduce(is_end, name="is the end", op=hvd.Sum)[0]:
 """
 
 
-def started(script, jobs, tmp_path: Path, **more) -> harness.Job:
+# The trace is longer than a file of rank 0 may be.
+FULL = """
+import resource
+import horovod.numpy as hvd
+hvd.init()
+if hvd.rank() == 0:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+"""
+
+
+def started(script, jobs, tmp_path: Path, text: str = STEPS, **more) -> harness.Job:
     env = {"HOROVOD_METRICS": "1", **more.pop("env", {})}
-    job = jobs(harness.python(2, script(STEPS), str(tmp_path), env=env, **more))
+    job = jobs(harness.python(2, script(text), str(tmp_path), env=env, **more))
     job.wait_for("READY")
     return job
 
@@ -152,6 +162,18 @@ def test_a_signal_ends_the_recording_and_leaves_no_file(
     while (recorded := trace(here, "200ms", pid)).returncode != 0:
         assert "another trace is being recorded" in recorded.stderr, recorded
         assert time.monotonic() < deadline
+    (tmp_path / "end").touch()
+    job.succeed()
+
+
+def test_half_a_trace_is_an_error(script, jobs, tmp_path: Path) -> None:
+    job = started(script, jobs, tmp_path, FULL + STEPS)
+    here = tmp_path / "here"
+    here.mkdir()
+    recorded = trace(here, "200ms", job.rank_0())
+    assert recorded.returncode == 1
+    assert "the trace is not whole: File too large" in recorded.stderr, recorded
+    assert not list(here.iterdir())
     (tmp_path / "end").touch()
     job.succeed()
 
