@@ -20,8 +20,8 @@ pub const TRACE_MAX: Duration = Duration::from_secs(600);
 /// Time in which the program has to take each piece of the file. Once the job ends, it has as long for all that is left.
 const PIECE_LIMIT: Duration = Duration::from_secs(5);
 const PIECE_BYTES: usize = 1 << 16;
-/// Time between two looks whether the program still waits.
-const LOOK_PERIOD: Duration = Duration::from_millis(250);
+/// Time between two checks whether the program still waits.
+const CHECK_PERIOD: Duration = Duration::from_millis(250);
 /// Traces that are recorded or sent at once; one at a time is recorded.
 const THREADS_MAX: usize = 8;
 /// The engine writes the last events of all ranks in this time; the program may wait as long after the trace.
@@ -161,7 +161,7 @@ fn record(
     let until = Instant::now() + lasting;
     let mut left = lasting;
     while !left.is_zero() && !job_end.has_come() && !to.has_hung_up() {
-        job_end.wait(left.min(LOOK_PERIOD));
+        job_end.wait(left.min(CHECK_PERIOD));
         left = until.saturating_duration_since(Instant::now());
     }
     let stopped = tracer.stop(&path);

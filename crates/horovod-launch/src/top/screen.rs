@@ -110,8 +110,8 @@ impl Drop for Screen {
     }
 }
 
-/// What draws these lines. Each line is cleared before it is written: after the last column the cursor stays on that
-/// column, and would clear it.
+/// The text that draws these lines. Each line is cleared before it is written: after the last column the cursor stays on
+/// that column, and would clear it.
 fn drawn(lines: &[Line], is_coloured: bool) -> String {
     let mut text = HOME.to_owned();
     for (at, line) in lines.iter().enumerate() {
