@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 import harness
 from horovod import _core
+from horovod.runner import _launching, _payloads
 from horovod.runner.common.util import codec, env, host_hash, hosts, secret, timeout
 
 
@@ -187,3 +189,21 @@ def test_the_launcher_is_found_where_pip_puts_it_with_target(tmp_path: Path, lay
     launcher = program(layer / "bin")
     record(layer, "horovod/__init__.py,,\n../../bin/horovodrun,,\n")
     assert found_from(layer) == str(launcher)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "HorovodInternalError: the job has ended",
+        "UnknownError: Horovod has been shut down: the script of rank 1 has ended with an exception",
+        "UnknownError: Horovod lost a member of the job: rank 1 on host a",
+    ],
+)
+def test_the_exception_of_a_rank_has_precedence_over_those_that_follow_from_it(words) -> None:
+    """Also where it comes later. TensorFlow's errors have a class of their own."""
+    outcomes = [
+        (0, _payloads.Outcome("a", "error", b"", words, 1)),
+        (1, _payloads.Outcome("a", "error", pickle.dumps(LookupError("of rank 1")), "", 1)),
+    ]
+    with pytest.raises(LookupError, match="of rank 1"):
+        _launching.results(outcomes, "rank 1 exited with code 1", 2)

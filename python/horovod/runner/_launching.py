@@ -251,6 +251,15 @@ class _Console:
         return bool(chunk)
 
 
+# These errors only report what has become of another rank, so others have precedence. TensorFlow raises an error of its own
+# class with the words of the core.
+_OF_ANOTHER_RANK = (
+    "HorovodInternalError",
+    "Horovod has been shut down: ",
+    "Horovod lost a member of the job: ",
+)
+
+
 def results(outcomes: Outcomes, report: str, wanted: int, caller: str = "horovod.run") -> list[Any]:
     """Return the results of all ranks, or raise the error that follows from their outcomes and the report."""
     returned: dict[int, Any] = {}
@@ -262,8 +271,7 @@ def results(outcomes: Outcomes, report: str, wanted: int, caller: str = "horovod
             failed.append((rank, outcome))
     missing = [rank for rank in range(wanted) if rank not in returned]
     if failed and (missing or report):
-        # Errors that only report the loss of another rank are sorted to the end.
-        failed.sort(key=lambda item: "HorovodInternalError" in item[1].text)
+        failed.sort(key=lambda item: any(words in item[1].text for words in _OF_ANOTHER_RANK))
         _raise(*failed[0], caller)
     if report or missing:
         ranks = ", ".join(map(str, missing))
