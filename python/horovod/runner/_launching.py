@@ -251,8 +251,8 @@ class _Console:
         return bool(chunk)
 
 
-# These errors only report what has become of another rank, so others have precedence. TensorFlow raises an error of its own
-# class with the words of the core.
+# These errors only report what has become of another rank, so others have precedence. TensorFlow raises an error of its
+# own class with the words of the core.
 _OF_ANOTHER_RANK = (
     "HorovodInternalError",
     "Horovod has been shut down: ",
