@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
 import harness
+import rust_examples
 
 # A build from nothing on a loaded machine: candle is large.
 BUILD_LIMIT_S = 3000.0
-RESULT = re.compile(r"loss ([0-9.]+) accuracy ([0-9.]+) replicas equal: (true|false)")
 
 # The same front end and engine; candle itself takes too long to build for the first tier.
 pytestmark = pytest.mark.thorough(
@@ -35,16 +34,4 @@ def cnn() -> Path:
 
 
 def test_the_network_learns_the_same_on_one_two_and_three_ranks(cnn, jobs) -> None:
-    results = []
-    for ranks in (1, 2, 3):
-        job = jobs(harness.horovodrun(ranks, [cnn]))
-        job.succeed()
-        [(loss, accuracy, equal)] = RESULT.findall(job.stdout)
-        assert equal == "true"
-        results.append((float(loss), float(accuracy)))
-
-    # The batch over all ranks is the same; only the order of its sums differs.
-    for loss, accuracy in results:
-        assert loss == pytest.approx(results[0][0], rel=1e-3)
-        assert accuracy == pytest.approx(results[0][1], abs=0.01)
-        assert accuracy > 0.85
+    rust_examples.check_that_it_learns_alike(cnn, jobs, loss_rel=1e-3, accuracy_abs=0.01)

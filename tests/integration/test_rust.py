@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import harness
+import rust_examples
 
 # A build from nothing on a loaded machine.
 BUILD_LIMIT_S = 1500.0
-RESULT = re.compile(r"loss ([0-9.]+) accuracy ([0-9.]+) replicas equal: (true|false)")
 
 
 @pytest.fixture(scope="module")
@@ -31,19 +31,9 @@ def programs() -> Path:
 
 @pytest.mark.parametrize("example", ["linear_regression", "async_softmax"])
 def test_an_example_learns_the_same_on_one_two_and_three_ranks(example, programs, jobs) -> None:
-    results = []
-    for ranks in (1, 2, 3):
-        job = jobs(harness.horovodrun(ranks, [programs / example]))
-        job.succeed()
-        [(loss, accuracy, equal)] = RESULT.findall(job.stdout)
-        assert equal == "true"
-        results.append((float(loss), float(accuracy)))
-
-    # The batch over all ranks is the same; only the order of its sums differs.
-    for loss, accuracy in results:
-        assert loss == pytest.approx(results[0][0], rel=1e-4)
-        assert accuracy == pytest.approx(results[0][1], abs=0.005)
-        assert accuracy > 0.85
+    rust_examples.check_that_it_learns_alike(
+        programs / example, jobs, loss_rel=1e-4, accuracy_abs=0.005
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -381,7 +381,7 @@ fn sum_up(engine: &Engine, so_far: &mut Option<(Summary, SummaryWhen)>) {
     });
 }
 
-/// Takes the paragraph about the job at the end of a process that was rank 0; `None` if there is nothing to say.
+/// Takes the summary of the job, at the end of a process that was rank 0; `None` if there is nothing to say.
 pub fn take_summary() -> Option<String> {
     let (summary, when) = runtime().summary().take()?;
     let is_always = when == SummaryWhen::Always;

@@ -23,7 +23,9 @@ pub(crate) enum ChoiceError {
         "no job of this user has its rank 0 on this host; only a measured job is found: start it with HOROVOD_METRICS=1"
     )]
     NoJob,
-    #[error("process {0} is no rank 0 of a measured job of this user on this host{1}")]
+    #[error(
+        "process {0} is no rank 0 of a measured job of this user on this host{1}; `horovodrun --status` shows all of them"
+    )]
     NotThisJob(u32, String),
     #[error("there are several jobs, {0}: choose one with {1}")]
     SeveralJobs(String, &'static str),

@@ -139,9 +139,8 @@ pub(crate) fn leaves() {
     LEAVING.store(true, Ordering::SeqCst);
 }
 
-/// Has this process report it if it does not end soon, though its script is over: the others, and the launcher, wait.
-/// Only a thread without Python can, as the interpreter may be what does not come to its end.
-/// Called once the job is left, which may itself take longer.
+/// Reports if this process does not end soon, though its script is over: the launcher waits for it. The thread uses no
+/// Python: the interpreter itself may hang. Called once the job is left, which may itself take longer.
 pub(crate) fn report_if_late(ended: Instant, failed: bool) {
     let Some(rank) = last_rank() else { return };
     let process = std::process::id();

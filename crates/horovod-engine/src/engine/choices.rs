@@ -105,9 +105,11 @@ fn reason(layout: &SetLayout, tuning: &Tuning, chosen: Option<AllreduceAlgorithm
         "all ranks share memory (limits without pre-staging)".to_owned()
     } else {
         let inside = match chosen {
-            Some(AllreduceAlgorithm::Hierarchical(_)) => "ranks that share memory add up first",
-            _ if groups == members => "no ranks share memory",
-            _ => "HOROVOD_HIERARCHICAL_ALLREDUCE is 0",
+            Some(AllreduceAlgorithm::Hierarchical(_)) => {
+                "ranks that share memory add up first".to_owned()
+            }
+            _ if groups == members => "no ranks share memory".to_owned(),
+            _ => format!("{} is 0", settings::HIERARCHICAL_ALLREDUCE.name),
         };
         let most = tuning.pairwise_max_hosts;
         let between = match chosen {

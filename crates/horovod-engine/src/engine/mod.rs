@@ -282,10 +282,14 @@ struct FinalNotification(Arc<EngineState>);
 
 impl Drop for FinalNotification {
     fn drop(&mut self) {
-        let (hits, misses) = self.0.lock().worker.cache_use();
+        let (hits, misses) = {
+            let mut state = self.0.lock();
+            let cache_use = state.worker.cache_use();
+            // From here on no operation is accepted, because no thread would run it.
+            state.worker.shutdown();
+            cache_use
+        };
         tracing::debug!("cache: {hits} operations were known, {misses} were described");
-        // From here on no operation is accepted, because no thread would run it.
-        self.0.lock().worker.shutdown();
         self.0.shutdown.end();
         self.0.handles.fail_pending(&Error::Closed, |_| false);
         self.0.handles.close();
