@@ -262,7 +262,10 @@ pub enum ConnectError {
         links: Vec<String>,
     },
     /// The shared memory for the ranks of this host failed.
-    #[error("{rank} on {host} cannot share memory (switch it off to use TCP instead): {source}")]
+    #[error(
+        "{rank} on {host} cannot share memory (switch it off to use TCP instead): {source}{}",
+        remedy(source)
+    )]
     SharedMemory {
         /// This rank.
         rank: Rank,

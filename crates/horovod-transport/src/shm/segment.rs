@@ -12,7 +12,7 @@ use horovod_protocol::{Rank, Tree};
 use rustix::{
     io::Errno,
     net::{
-        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
         SendAncillaryMessage,
     },
 };
@@ -225,6 +225,10 @@ fn recv_fds(from: &Fd) -> io::Result<(Layout, Vec<Fd>)> {
         let flags = RecvFlags::empty();
         let iov = &mut [IoSliceMut::new(&mut message)];
         let got = rustix::net::recvmsg(from.get()?, iov, &mut control, flags)?;
+        if got.flags.contains(ReturnFlags::CTRUNC) {
+            // The system has dropped descriptors for which this process has no numbers left.
+            return Err(Errno::MFILE.into());
+        }
         let mut fds = Vec::new();
         for part in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = part {
@@ -240,7 +244,11 @@ fn recv_fds(from: &Fd) -> io::Result<(Layout, Vec<Fd>)> {
             ));
         }
         MESSAGE => {}
-        _ => return Err(io::Error::other("half a message with descriptors")),
+        _ => {
+            return Err(io::Error::other(format!(
+                "the host's first rank sent {n} bytes, expected {MESSAGE} with descriptors"
+            )));
+        }
     }
     let mut words = [0; WORDS];
     for (word, bytes) in words.iter_mut().zip(message.as_chunks::<8>().0) {
@@ -256,4 +264,55 @@ fn recv_fds(from: &Fd) -> io::Result<(Layout, Vec<Fd>)> {
         },
         fds,
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use rustix::process::{Resource, getrlimit, setrlimit};
+
+    use super::*;
+
+    const LAYOUT: Layout = Layout {
+        ranks: 2,
+        staging: 4096,
+        control_ring: 4096,
+        data_ring: 4096,
+    };
+
+    #[test]
+    fn dropped_descriptors_are_too_many_open_files() {
+        const OWN_PROCESS: &str = "SEGMENT_TEST_OWN_PROCESS";
+        // The limit is of the whole process, so the test runs in a process of its own.
+        if std::env::var_os(OWN_PROCESS).is_none() {
+            let test = "shm::segment::tests::dropped_descriptors_are_too_many_open_files";
+            let ended = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", test, "--nocapture"])
+                .env(OWN_PROCESS, "1")
+                .output()
+                .unwrap();
+            let text = String::from_utf8_lossy(&ended.stdout).into_owned();
+            assert!(ended.status.success(), "{text}");
+            assert!(text.contains("1 passed"), "{text}");
+            return;
+        }
+        let [first, attaching] = net::socket_pair().unwrap();
+        let offered = [first.get().unwrap(); 8];
+        send_fds(&first, &LAYOUT, &offered).unwrap();
+        let mut limit = getrlimit(Resource::Nofile);
+        limit.current = Some(0);
+        setrlimit(Resource::Nofile, limit).unwrap();
+        let error = recv_fds(&attaching).map(|_| ()).unwrap_err();
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::MFILE), "{error}");
+    }
+
+    #[test]
+    fn a_shortened_message_says_how_much_came() {
+        let [first, attaching] = net::socket_pair().unwrap();
+        rustix::io::write(first.get().unwrap(), &[0; 5]).unwrap();
+        let error = recv_fds(&attaching).map(|_| ()).unwrap_err();
+        let expected = "the host's first rank sent 5 bytes, expected 32 with descriptors";
+        assert_eq!(error.to_string(), expected);
+    }
 }
