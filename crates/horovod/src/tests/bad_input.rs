@@ -215,12 +215,12 @@ fn calls_after_the_end_of_the_job_are_errors() {
 
 #[test]
 fn a_future_dropped_half_way_still_takes_part_and_its_waker_is_let_go() {
-    /// Does nothing, and tells when nobody has it any more.
-    struct Told(mpsc::Sender<()>);
-    impl Wake for Told {
+    /// Does nothing, and reports when nobody has it any more.
+    struct Reports(mpsc::Sender<()>);
+    impl Wake for Reports {
         fn wake(self: Arc<Self>) {}
     }
-    impl Drop for Told {
+    impl Drop for Reports {
         fn drop(&mut self) {
             let _ = self.0.send(());
         }
@@ -233,7 +233,7 @@ fn a_future_dropped_half_way_still_takes_part_and_its_waker_is_let_go() {
             return;
         }
         let (dropped, was_dropped) = mpsc::channel();
-        let waker = Waker::from(Arc::new(Told(dropped)));
+        let waker = Waker::from(Arc::new(Reports(dropped)));
         let mut pending = Box::pin(hvd.named("dropped").allreduce_async(vec![1u8; 1000], Sum));
         let polled = pending.as_mut().poll(&mut Context::from_waker(&waker));
         assert!(polled.is_pending());
