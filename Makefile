@@ -30,7 +30,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 # uv installs in a third of pip's time. pip installs where uv fails: uv does not read pip's configuration.
 PACKAGES = sh -c 'uv pip install --python $(BIN)/python "$$@" || exec $(PIP) --no-compile "$$@"' packages
 
-.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-candle test-loom test-portable sanitizers fuzz chaos seeded-faults soak lint fmt docs bench bench-builds bench-micro bench-tools mpi chart-tools release wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
+.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-candle test-loom test-portable publish-check msrv semver sanitizers fuzz chaos seeded-faults soak lint fmt docs bench bench-builds bench-micro bench-tools mpi chart-tools release wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -97,6 +97,15 @@ CANDLE := --manifest-path crates/horovod-candle/Cargo.toml
 test-candle: ## Lint and test the crate horovod-candle, which the first tier leaves out: candle builds for minutes.
 	CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/candle" cargo clippy --locked $(CANDLE) --all-targets -- -D warnings
 	CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/candle" cargo test --locked $(CANDLE)
+
+publish-check: ## Package the crates that are published, in their order, and build each from its package; nothing is uploaded.
+	build_backend/crates.sh publish
+
+msrv: ## Check the crates with the oldest Rust that they promise, where it can be installed.
+	build_backend/crates.sh msrv
+
+semver: ## Compare the interfaces of the crates with those of the last release (cargo-semver-checks).
+	build_backend/crates.sh semver
 
 test-aarch64: $(STAMPS)/aarch64 ## Build and run the Rust tests for Linux on 64-bit Arm, under qemu.
 	build_backend/test-aarch64.sh

@@ -4,7 +4,7 @@ Usage: python bench/frameworks.py [-np N] [--rounds K] [--peers P ...] [--json F
 
 Peers take turns in rounds; a call takes as long as on the slowest rank. TensorFlow's own is
 `MultiWorkerMirroredStrategy`, JAX's own its CPU collectives between
-`jax.distributed` processes.
+`jax.distributed` processes. The programs of Rust are built with cargo (rust_programs.py).
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from pathlib import Path
 from statistics import median
 
 import launch
+import rust_programs
 import tables
 from frameworks_rank import APPLIED, COMPUTED, NOT_REDUCED, REDUCED
 from processes import output_of, unwind_on_sigterm
 
-# Each with the package that it needs.
+# Each with the package that it needs, if it is of Python.
 PEERS = {
     "torch": "torch",
     "tensorflow": "tensorflow",
@@ -32,6 +33,8 @@ PEERS = {
     "jax": "jax",
     "jax-distributed": "jax",
     "mxnet": "mxnet",
+    "rust": "",
+    "candle": "",
 }
 OWN = {"tensorflow": "mirrored", "tensorflow-jit": "mirrored", "jax": "jax-distributed"}
 LIMIT_S = 300
@@ -63,6 +66,9 @@ def measure(ranks: int, rounds: int, budget_s: float, peers: list[str] | None = 
         if peer == "mxnet":
             if not MXNET_PYTHON.exists():
                 found["skipped"][peer] = "make .venv-mxnet makes the environment that it needs"
+        elif peer in rust_programs.PACKAGES:
+            if why := rust_programs.build(peer):
+                found["skipped"][peer] = why
         elif importlib.util.find_spec(PEERS[peer]) is None:
             found["skipped"][peer] = f"{PEERS[peer]} is not installed"
     for _ in range(rounds):
@@ -86,6 +92,10 @@ def measure(ranks: int, rounds: int, budget_s: float, peers: list[str] | None = 
 
 
 def _run(peer: str, ranks: int, *words: str) -> list[dict]:
+    if peer in rust_programs.PACKAGES:
+        program = str(rust_programs.program(peer))
+        arguments = words[words.index("--budget") :]
+        return launch.run("horovod", ranks, program, *arguments, limit_s=LIMIT_S, python=None)
     if peer != "mxnet":
         return launch.run("horovod", ranks, *words, limit_s=LIMIT_S)
     # Its interpreter sees this one's horovod, and nothing else.
@@ -174,6 +184,19 @@ def goals(results: dict) -> list[tuple[str, str, str]]:
     ours = steps.get("horovod")
     goal("a CNN's step / MultiWorkerMirrored's", ratio(ours, steps.get("mirrored")), 0.8)
     goal("a CNN's step / computing alone", ratio(ours, steps.get("alone")), 1.15)
+    over_engine = more(of("rust", "4 B"), of("rust", "4 B, the engine's submit and wait"))
+    microseconds = None if over_engine is None else over_engine * 1e6
+    goal("rust: 4 B, more than the engine's submit and wait", microseconds, 1.5, " us")
+    goal(
+        "rust: 64 MiB in place / PyTorch's in place",
+        ratio(of("rust", "64 MiB, in place"), in_place),
+        1.03,
+    )
+    # 1 us for each tensor is allowed.
+    many, one = of("candle", "2,000 tensors of 1,000"), of("candle", "1 tensor of 2,000,000")
+    goal("candle: 2,000 tensors, without 1 us each / one tensor", ratio(more(many, 2e-3), one), 1.3)
+    step, flat = of("candle", "a CNN's step"), of("candle", "a CNN's step with one flat allreduce")
+    goal("candle: a CNN's step / with one flat allreduce", ratio(step, flat), 1.06)
     for module, times in results.get("imports", {}).items():
         framework, limit_s = IMPORTS[module]
         goal(f"import {module}, after {framework}", median(times) * 1e3, limit_s * 1e3, " ms")

@@ -77,12 +77,12 @@ def missing(peer: str) -> str | None:
 
 
 def command(
-    peer: str, ranks: int, python: str = sys.executable, launcher: Path | None = None
+    peer: str, ranks: int, python: str | None = sys.executable, launcher: Path | None = None
 ) -> list[str]:
-    """The peer's launcher, up to the Python program; ours may be another one, and its ranks run another interpreter."""
+    """The peer's launcher, up to the program; ours may be another one, its ranks run another interpreter or none."""
     if peer == "horovod":
         ours = launcher or Path(sys.executable).with_name("horovodrun")
-        return [str(ours), "-np", str(ranks), python]
+        return [str(ours), "-np", str(ranks), *([python] if python else [])]
     if peer == "mpi":
         allowed = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         return ["mpirun", *allowed, "--oversubscribe", "-np", str(ranks), sys.executable]
@@ -95,11 +95,11 @@ def run(
     program: str,
     *arguments: str,
     limit_s: float,
-    python: str = sys.executable,
+    python: str | None = sys.executable,
     launcher: Path | None = None,
     env: dict[str, str] | None = None,
 ) -> list[dict]:
-    """Run a program of this folder as ranks of a peer; the records of its rank 0."""
+    """Run a program of this folder, or one at another place, as ranks of a peer; the records of its rank 0."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         out = Path(folder) / "results"
         words = [

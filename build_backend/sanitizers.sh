@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs tests under AddressSanitizer (`address`), ThreadSanitizer (`thread`) or Miri (`miri`); all three without words.
+# Runs tests under AddressSanitizer (`address`), ThreadSanitizer (`thread`) or Miri (`miri`; `front-end`: that of the crate
+# `horovod` alone); the first three without words.
 # `--no-run` only builds. See "Sanitizers and Miri" in docs/security.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -31,20 +32,29 @@ thread() {
   sanitized -Zsanitizer=thread thread +nightly test -Zbuild-std
 }
 
-# Tests that need no sockets but pairs of them: the state machines, kernels, layouts, rings, and whole collectives of ranks that
-# share memory. rustix must call libc, whose functions Miri knows, and not the kernel.
-miri() {
+# rustix must call libc, whose functions Miri knows, and not the kernel.
+prepare_miri() {
   rustup component add --toolchain nightly miri rust-src
   export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/miri" RUSTFLAGS="--cfg rustix_use_libc"
   # Without isolation, because proptest looks for files.
-  local open=-Zmiri-disable-isolation
+  open=-Zmiri-disable-isolation
+}
+
+# The front end on one rank: an engine, its threads, and every way to pass memory to it.
+front_end() {
+  MIRIFLAGS=$open cargo +nightly miri test --locked --package horovod --lib "${run[@]}" -- one_rank a_future_that_has calls_after
+}
+
+# Tests that need no sockets but pairs of them: the state machines, kernels, layouts, rings, and whole collectives of ranks that
+# share memory.
+miri() {
+  prepare_miri
   MIRIFLAGS=$open cargo +nightly miri test --locked --package horovod-protocol --lib "${run[@]}" -- --skip any_
   # Of the kernels' tests those that do not count to billions.
   MIRIFLAGS=$open cargo +nightly miri test --locked --package horovod-kernels --lib --test against_oracle "${run[@]}" -- \
     copy both_destinations averages_of_integers_whose a_nan_on bool_is the_identity scaling_may
   MIRIFLAGS=$open cargo +nightly miri test --locked --package horovod-transport --lib "${run[@]}" -- shm
-  # The front end on one rank: an engine, its threads, and every way to pass memory to it.
-  MIRIFLAGS=$open cargo +nightly miri test --locked --package horovod --lib "${run[@]}" -- one_rank a_future_that_has calls_after
+  front_end
   # With it: Miri's own clock, so that no wait is too long on a slow machine. One test asks for sockets.
   local collectives=(cargo +nightly miri test --locked --package horovod-collectives)
   "${collectives[@]}" --lib "${run[@]}"
@@ -53,5 +63,9 @@ miri() {
 
 [ $# -gt 0 ] || set -- address thread miri
 for what in "$@"; do
-  case $what in address | thread | miri) "$what" ;; *) echo "address, thread or miri, not $what"; exit 2 ;; esac
+  case $what in
+    address | thread | miri) "$what" ;;
+    front-end) prepare_miri; front_end ;;
+    *) echo "address, thread, miri or front-end, not $what"; exit 2 ;;
+  esac
 done

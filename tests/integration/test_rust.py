@@ -45,6 +45,26 @@ def test_ranks_leave_the_job_and_join_it_again(ranks, programs, jobs) -> None:
         assert job.stdout.count(f"rank {rank} is well") == 2
 
 
+@pytest.mark.thorough(
+    also="tests/integration/test_rust.py::test_ranks_leave_the_job_and_join_it_again"
+)
+def test_the_launcher_that_cargo_installs_needs_no_python(programs, jobs, tmp_path) -> None:
+    # Unoptimised, as `programs`: the same dependencies.
+    words = ["cargo", "install", "--locked", "--quiet", "--debug", "--root", tmp_path]
+    words += ["--path", "crates/horovod-launch"]
+    built = subprocess.run(
+        words, cwd=harness.ROOT, capture_output=True, text=True, timeout=BUILD_LIMIT_S, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    launcher = tmp_path / "bin" / "horovodrun"
+    job = jobs(
+        harness.Job([launcher, "-np", "2", programs / "endings", "well"], env={"PATH": "/nothing"})
+    )
+    job.succeed()
+    for rank in (0, 1):
+        assert job.stdout.count(f"rank {rank} is well") == 2
+
+
 @pytest.mark.parametrize(
     ("ending", "code", "blamed", "caught"),
     [

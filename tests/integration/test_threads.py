@@ -18,6 +18,7 @@ NAMES = [
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
     "TF_NUM_INTRAOP_THREADS",
+    "RAYON_NUM_THREADS",
 ]
 UNSET: dict[str, str | None] = dict.fromkeys(NAMES)
 SHOW = f"""
@@ -48,7 +49,7 @@ def bound(script, jobs, words: list[str], env: dict[str, str | None]) -> harness
 def test_each_rank_gets_its_share_of_the_cores(elastic, script, jobs) -> None:
     words = [*elastic, "-np", "2", "-H", "localhost:2"]
     job = bound(script, jobs, words, {})
-    assert shown(job) == [["1"] * 4] * 2
+    assert shown(job) == [["1"] * 5] * 2
     printed = [line for line in job.stderr.splitlines() if "OMP_NUM_THREADS" in line]
     assert printed == [
         "horovodrun: note: 1 thread for each rank (1 core for 2 ranks on localhost): OMP_NUM_THREADS was not set; "
@@ -60,10 +61,11 @@ def test_what_the_user_has_set_stays(script, jobs) -> None:
     words = ["-np", "2"]
     job = bound(script, jobs, words, {"OMP_NUM_THREADS": "3"})
     # The others of linear algebra follow it by themselves.
-    assert shown(job) == [["3", "-", "-", "1"]] * 2
+    assert shown(job) == [["3", "-", "-", "1", "1"]] * 2
     assert "OMP_NUM_THREADS" not in job.stderr
-    job = bound(script, jobs, words, {"MKL_NUM_THREADS": "3", "TF_NUM_INTRAOP_THREADS": "2"})
-    assert shown(job) == [["1", "1", "3", "2"]] * 2
+    own = {"MKL_NUM_THREADS": "3", "TF_NUM_INTRAOP_THREADS": "2", "RAYON_NUM_THREADS": "4"}
+    job = bound(script, jobs, words, own)
+    assert shown(job) == [["1", "1", "3", "2", "4"]] * 2
 
 
 def test_unbound_ranks_share_all_cores(script, jobs) -> None:

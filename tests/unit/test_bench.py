@@ -209,3 +209,32 @@ def test_figures_of_gpus_are_held_against_their_goals():
     noisy = run(0.100, 0.107, 0.110, submission_us=4.0, bytes_beside=0, latency_us=9.0)
     assert gpu.goals(noisy, None)[1].endswith(": reached")
     assert gpu.against_ddp(ours, peer) == ["net, 1 ranks: a step 0.500 of DDP's"]
+
+
+def test_goals_of_rust_are_held_against_the_engine_pytorch_and_a_flat_tensor():
+    import frameworks
+
+    def goals(rust_4_b, many, step):
+        rust = {
+            "4 B": [rust_4_b],
+            "4 B, the engine's submit and wait": [5e-6],
+            "64 MiB, in place": [1.03e-2],
+        }
+        candle = {"2,000 tensors of 1,000": [many], "1 tensor of 2,000,000": [1e-3]}
+        candle |= {"a CNN's step": [step], "a CNN's step with one flat allreduce": [1e-2]}
+        seconds = {"torch": {"64 MiB, in place": [1e-2]}, "rust": rust, "candle": candle}
+        found = frameworks.goals({"seconds": seconds})
+        return [(measured, limit[-1]) for _, measured, limit in found]
+
+    assert goals(6.5e-6, 3.3e-3, 1.06e-2) == [
+        ("1.50 us", "✓"), ("1.03", "✓"), ("1.30", "✓"), ("1.06", "✓"),
+    ]  # fmt: skip
+    assert goals(6.6e-6, 3.4e-3, 1.08e-2) == [
+        ("1.60 us", "✗"), ("1.03", "✓"), ("1.40", "✗"), ("1.08", "✗"),
+    ]  # fmt: skip
+
+
+def test_a_program_of_rust_needs_no_interpreter():
+    import launch
+
+    assert launch.command("horovod", 2, python=None)[1:] == ["-np", "2"]

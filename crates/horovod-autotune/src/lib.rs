@@ -1,5 +1,7 @@
 //! Autotuning: watches the collectives of rank 0 and proposes settings, which then change on all ranks at the same
 //! place of the job's total order. Knows neither clock nor peers; the engine carries proposals out.
+//!
+//! An internal part of horovod-rs: programs use the crate `horovod`, and this interface may change in any version.
 #![forbid(unsafe_code)]
 
 mod ab_comparison;

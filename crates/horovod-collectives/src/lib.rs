@@ -19,6 +19,8 @@
 //! the mode of its thread.
 //!
 //! Deliberately absent: negotiation, settings, threads, sockets.
+//!
+//! An internal part of horovod-rs: programs use the crate `horovod`, and this interface may change in any version.
 
 mod allgather;
 mod allreduce;

@@ -3,6 +3,8 @@
 //!
 //! Rank 0 asks a rank only while some tensor waits for that rank. The answer is cheap, and never needs the threads that
 //! may be stuck: names come from the engine, runnable time from the system, and stacks from a registered [`Stacks`].
+//!
+//! An internal part of horovod-rs: programs use the crate `horovod`, and this interface may change in any version.
 #![forbid(unsafe_code)]
 
 mod device;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Defines `findings()`: what is wrong with the installation. A text, since the package may be too broken to import.
-pub(crate) const INSTALLATION: &str = include_str!("../../../python/horovod/_installation.py");
+pub(crate) const INSTALLATION: &str = include_str!("installation.py");
 
 /// Prints, per framework, `name|version|adapter`: the installed version (or nothing) and whether this package has
 /// an adapter for it; NCCL and CUDA's driver in the same way, with why they cannot be used behind it; and per thing that

@@ -4,6 +4,8 @@
 //! at its own host (`gather`) and, with the others, at the network, over the transport's probes. How questions and
 //! answers travel is the launcher's. The result is a `chart` of plain data, from which `findings` are concluded;
 //! `render` shows both. Everything together takes at most 15 s.
+//!
+//! An internal part of horovod-rs: programs use the crate `horovod`, and this interface may change in any version.
 #![forbid(unsafe_code)]
 
 mod chart;

@@ -2,6 +2,8 @@
 //!
 //! A process calls [`init`], submits operations to the [`Engine`] and waits for their [`Handle`]s. Nothing here
 //! knows of Python or of a framework: tensors are pointers with a type, a shape and an owner.
+//!
+//! An internal part of horovod-rs: programs use the crate `horovod`, and this interface may change in any version.
 
 // Under loom only the engine's driver lock is built, around a driver of its own.
 #[cfg(not(loom))]

@@ -7,6 +7,8 @@
 //!
 //! A CUDA call in a forked child fails in ways that depend on the call; here every call of such a child is refused with
 //! [`GpuError::Forked`], and what it drops is left to its parent.
+//!
+//! An internal part of horovod-rs: programs use the crate `horovod`, and this interface may change in any version.
 
 mod device;
 mod driver;

@@ -19,6 +19,8 @@
 //! - All this is so in the default floating-point mode: threads that may have another enter it first ([`DefaultMode`]).
 //! - `bool` is a byte, zero or not; results are 0 or 1. Sum and maximum are *or*, product and minimum
 //!   are *and*; there is nothing to average, so the divisor is ignored.
+//!
+//! An internal part of horovod-rs: programs use the crate `horovod`, and this interface may change in any version.
 
 mod adasum;
 mod blocks;

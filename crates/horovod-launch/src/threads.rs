@@ -1,7 +1,7 @@
 //! The number of threads that a rank's libraries may use: the cores that this agent may use, divided by the ranks of
 //! its host.
 //!
-//! OpenMP, BLAS and TensorFlow each take a thread per core when nobody tells them, in every rank: with as many ranks as
+//! OpenMP, BLAS, TensorFlow and rayon (candle) each take a thread per core when nobody tells them, in every rank: with as many ranks as
 //! cores they wait for each other most of the time. So the agent tells them, where the user has not.
 
 use std::ffi::OsStr;
@@ -14,6 +14,8 @@ pub(crate) const OPENMP: &str = "OMP_NUM_THREADS";
 const LINEAR_ALGEBRA: &[&str] = &["OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"];
 /// TensorFlow has threads of its own, which look at no other variable.
 const TENSORFLOW: &str = "TF_NUM_INTRAOP_THREADS";
+/// As has rayon, with which candle computes.
+const RAYON: &str = "RAYON_NUM_THREADS";
 
 /// Cores available to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,9 +56,7 @@ pub(crate) fn to_set(env: &Variables) -> Vec<&'static str> {
         names.push(OPENMP);
         names.extend(LINEAR_ALGEBRA.iter().filter(|name| !is_set(name)));
     }
-    if !is_set(&TENSORFLOW) {
-        names.push(TENSORFLOW);
-    }
+    names.extend([TENSORFLOW, RAYON].iter().filter(|name| !is_set(name)));
     names
 }
 
@@ -112,7 +112,8 @@ impl Threads {
                 "{threads} for each rank ({cores} for {ranks} on {host}): {OPENMP} was not set; set it for another number"
             ),
             false => format!(
-                "{threads} of TensorFlow for each rank ({cores} for {ranks} on {host}): {TENSORFLOW} was not set"
+                "{threads} of TensorFlow and rayon for each rank ({cores} for {ranks} on {host}): {TENSORFLOW} or {RAYON} was \
+                 not set"
             ),
         }
     }
@@ -179,12 +180,14 @@ mod tests {
             "OPENBLAS_NUM_THREADS",
             "MKL_NUM_THREADS",
             TENSORFLOW,
+            RAYON,
         ];
         assert_eq!(set(&["PATH"]), all);
-        assert_eq!(set(&[OPENMP]), [TENSORFLOW]);
-        assert_eq!(set(&["MKL_NUM_THREADS"]), [all[0], all[1], all[3]]);
-        assert_eq!(set(&[TENSORFLOW]), all[..3]);
-        assert!(set(&[OPENMP, TENSORFLOW]).is_empty());
+        assert_eq!(set(&[OPENMP]), [TENSORFLOW, RAYON]);
+        assert_eq!(set(&["MKL_NUM_THREADS"]), [all[0], all[1], all[3], all[4]]);
+        assert_eq!(set(&[TENSORFLOW, RAYON]), all[..3]);
+        assert_eq!(set(&[OPENMP, TENSORFLOW]), [RAYON]);
+        assert!(set(&[OPENMP, TENSORFLOW, RAYON]).is_empty());
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //! and rank 0 shows them.
 //!
 //! The engine tells what it knows, and carries the messages. Nothing here knows the engine, nor any device.
+//!
+//! An internal part of horovod-rs: programs use the crate `horovod`, and this interface may change in any version.
 #![forbid(unsafe_code)]
 
 mod clock;

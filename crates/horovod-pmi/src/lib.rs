@@ -5,6 +5,8 @@
 //! MPICH, Intel MPI, `srun --mpi=pmi2`. PMIx is a C library, which is looked up at run time: Open MPI 4, `srun --mpi=pmix`.
 //! All processes of the launcher's job call [`Store::fence`] equally often. Values cross the launcher's network in
 //! clear, so no secret may be among them.
+//!
+//! An internal part of horovod-rs: programs use the crate `horovod`, and this interface may change in any version.
 
 mod ancestors;
 mod pmi1;

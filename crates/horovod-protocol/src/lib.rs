@@ -9,6 +9,8 @@
 //! hash-ordered iteration and `unsafe`. Also absent: the data itself (splits of an alltoall and all
 //! tensors travel elsewhere), host names, logging (reports are data), and any reaction to a lost
 //! rank other than ending this generation.
+//!
+//! An internal part of horovod-rs: programs use the crate `horovod`, and this interface may change in any version.
 #![forbid(unsafe_code)]
 
 mod action;

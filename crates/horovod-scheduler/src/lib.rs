@@ -2,6 +2,8 @@
 //!
 //! This crate only finds the rank of this process, and the scheduler's facts about the others. The module `bootstrap` of
 //! `horovod-engine` decides how the ranks then find each other, and with which key.
+//!
+//! An internal part of horovod-rs: programs use the crate `horovod`, and this interface may change in any version.
 #![forbid(unsafe_code)]
 
 mod hints;

@@ -4,6 +4,8 @@
 //! Parsing and its errors, the defaults of the runtime and of the layers below it, and `docs/settings.md`. Also the
 //! warning of unknown variables, and the help and limits of `horovodrun`'s options. It is a crate of its own, below all
 //! others, because the launcher and the runtime both read it and neither shall be built for the other.
+//!
+//! An internal part of horovod-rs: programs use the crate `horovod`, and this interface may change in any version.
 #![forbid(unsafe_code)]
 
 mod declaration;

@@ -4,6 +4,8 @@
 //! through a bounded queue that never makes it wait. A thread of lowest priority, which exists only while something
 //! is recorded, does the rest. On rank 0 it writes the file. On the others it packs batches, which the engine sends to
 //! rank 0 when nothing of the negotiation waits to be sent. Rank 0 says when recording starts and stops.
+//!
+//! An internal part of horovod-rs: programs use the crate `horovod`, and this interface may change in any version.
 #![forbid(unsafe_code)]
 
 mod batch;

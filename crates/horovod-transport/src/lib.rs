@@ -6,6 +6,8 @@
 //!
 //! Deliberately absent: any meaning of the bytes, algorithms, environment variables, threads (but
 //! the rendezvous server's).
+//!
+//! An internal part of horovod-rs: programs use the crate `horovod`, and this interface may change in any version.
 
 mod sync;
 

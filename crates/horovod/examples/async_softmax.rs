@@ -1,20 +1,12 @@
-//! A softmax classifier whose gradients are reduced by futures, while the next part of the batch is computed:
+//! A softmax classifier on tokio: futures reduce the gradients of one part of a batch while the next part is computed.
 //!
 //! ```sh
 //! cargo build --release --example async_softmax
 //! horovodrun -np 2 target/release/examples/async_softmax
 //! ```
-//!
-//! `block_on` is all of an executor that this needs; any other works as well.
 #![allow(clippy::print_stdout, reason = "the results of an example")]
 
 mod digits;
-
-use std::future::Future;
-use std::pin::pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
 
 use digits::{Digit, PIXELS};
 use horovod::ReduceOp::Average;
@@ -24,12 +16,9 @@ const BATCH: usize = 192;
 const STEPS: usize = 160;
 const RATE: f32 = 0.5;
 
-fn main() -> horovod::Result<()> {
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> horovod::Result<()> {
     let hvd = horovod::init()?;
-    block_on(train(&hvd))
-}
-
-async fn train(hvd: &horovod::Horovod) -> horovod::Result<()> {
     let (training, test) = digits::load();
     let mut weights = hvd.broadcast_async(vec![0.0f32; 10 * PIXELS], 0).await?;
     let share = BATCH / 2 / hvd.size();
@@ -41,7 +30,7 @@ async fn train(hvd: &horovod::Horovod) -> horovod::Result<()> {
         let first = hvd.allreduce_async(part(0), Average);
         // The second part is computed while the first is reduced.
         let second = hvd.allreduce_async(part(1), Average);
-        let (first, second) = (first.await?, second.await?);
+        let (first, second) = tokio::try_join!(first, second)?;
         for (weight, (a, b)) in weights.iter_mut().zip(first.iter().zip(&second)) {
             *weight -= RATE * (a + b) / 2.0;
         }
@@ -85,25 +74,4 @@ fn gradient(weights: &[f32], images: &[Digit]) -> Vec<f32> {
         }
     }
     gradient
-}
-
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-fn block_on<F: Future>(future: F) -> F::Output {
-    let (mut future, waker) = (
-        pin!(future),
-        Waker::from(Arc::new(Unpark(thread::current()))),
-    );
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => thread::park(),
-        }
-    }
 }

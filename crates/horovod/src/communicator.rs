@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use horovod_engine::{self as engine, Engine, Op, ProcessSetId, Rank, in_callback};
 
-use crate::element::{Element, Reduce, ReduceOp};
+use crate::element::{Element, Reduce};
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::operation::{self, Call, Shape};
+use crate::reduction::{ReduceOp, Reduction};
 use crate::scope::{self, Scope};
 
 /// Some ranks of the job, and the operations among them. [`Horovod`](crate::Horovod) dereferences to the communicator
@@ -126,8 +127,8 @@ impl Communicator {
 
     /// Reduces the slices of all members element by element into a new vector, which is the same on every member.
     ///
-    /// All members pass slices of the same length and type. See [`Communicator`] for the errors;
-    /// [`Error::Invalid`] if the type has no such reduction.
+    /// All members pass slices of the same length and type. `op` is a [`ReduceOp`], or a [`Reduction`] with factors.
+    /// See [`Communicator`] for the errors; [`Error::Invalid`] if the type has no such reduction.
     ///
     /// ```
     /// # fn main() -> horovod::Result<()> {
@@ -138,15 +139,20 @@ impl Communicator {
     /// assert_eq!(ranks, [hvd.size() as u64]);
     /// # Ok(()) }
     /// ```
-    pub fn allreduce<T: Reduce>(&self, values: &[T], op: ReduceOp) -> Result<Vec<T>> {
+    pub fn allreduce<T: Reduce>(&self, values: &[T], op: impl Into<Reduction>) -> Result<Vec<T>> {
         let mut values = values.to_vec();
         self.allreduce_in_place(&mut values, op)?;
         Ok(values)
     }
 
     /// As [`allreduce`](Self::allreduce), into the slice itself. After an error its contents are unspecified values.
-    pub fn allreduce_in_place<T: Reduce>(&self, values: &mut [T], op: ReduceOp) -> Result<()> {
-        let call = self.call("allreduce", operation::allreduce(op), Shape::Flat);
+    pub fn allreduce_in_place<T: Reduce>(
+        &self,
+        values: &mut [T],
+        op: impl Into<Reduction>,
+    ) -> Result<()> {
+        let op = operation::allreduce(&op.into())?;
+        let call = self.call("allreduce", op, Shape::Flat);
         self.may_wait()?;
         memory::run_in_place(&self.engine, &call, values)
     }
@@ -168,12 +174,13 @@ impl Communicator {
     pub fn grouped_allreduce_in_place<T: Reduce>(
         &self,
         values: &mut [&mut [T]],
-        op: ReduceOp,
+        op: impl Into<Reduction>,
     ) -> Result<()> {
         if values.is_empty() {
             return Ok(());
         }
-        let call = self.call("grouped_allreduce", operation::allreduce(op), Shape::Flat);
+        let op = operation::allreduce(&op.into())?;
+        let call = self.call("grouped_allreduce", op, Shape::Flat);
         self.may_wait()?;
         memory::run_group_in_place(&self.engine, &call, values)
     }
@@ -182,7 +189,7 @@ impl Communicator {
     pub fn grouped_allreduce<T: Reduce>(
         &self,
         values: &[&[T]],
-        op: ReduceOp,
+        op: impl Into<Reduction>,
     ) -> Result<Vec<Vec<T>>> {
         let mut values: Vec<Vec<T>> = values.iter().map(|values| values.to_vec()).collect();
         let mut slices: Vec<&mut [T]> = values.iter_mut().map(Vec::as_mut_slice).collect();
@@ -280,9 +287,9 @@ impl Communicator {
         &self,
         values: &[T],
         row: usize,
-        op: ReduceOp,
+        op: impl Into<Reduction>,
     ) -> Result<Vec<T>> {
-        let call = self.reduce_scatter_call(values.len(), row, op)?;
+        let call = self.reduce_scatter_call(values.len(), row, &op.into())?;
         self.may_wait()?;
         let result = memory::run_allocating(&self.engine, &call, values)?;
         Ok(memory::first_output(result))
@@ -390,15 +397,17 @@ impl Communicator {
         &self,
         len: usize,
         row: usize,
-        op: ReduceOp,
+        reduction: &Reduction,
     ) -> Result<Call<'_>> {
+        let op = reduction.op();
         if !matches!(op, ReduceOp::Average | ReduceOp::Sum) {
             return Err(Error::invalid(format!(
                 "reduce_scatter was asked for {op:?}; it has Average and Sum"
             )));
         }
         let shape = Shape::rows(row, len)?;
-        Ok(self.call("reducescatter", operation::reduce_scatter(op), shape))
+        let op = operation::reduce_scatter(reduction)?;
+        Ok(self.call("reducescatter", op, shape))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Types of elements, and how the values of several ranks combine.
+//! Types of elements.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -48,33 +48,3 @@ elements! {
 }
 #[cfg(feature = "half")]
 elements! { half::f16 => F16, half::bf16 => BF16 }
-
-/// How the values of the ranks combine, element by element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ReduceOp {
-    /// The mean of all ranks; of integers it is rounded towards zero.
-    Average,
-    /// The sum; half types are added in `f32`, integers wrap.
-    Sum,
-    /// The adaptive sum of Maleki and others (2020), of floats: scale-insensitive, for large batches.
-    Adasum,
-    /// The smallest value.
-    Min,
-    /// The largest value.
-    Max,
-    /// The product; integers wrap.
-    Product,
-}
-
-impl From<ReduceOp> for engine::ReduceOp {
-    fn from(op: ReduceOp) -> Self {
-        match op {
-            ReduceOp::Average => Self::Average,
-            ReduceOp::Sum => Self::Sum,
-            ReduceOp::Adasum => Self::Adasum,
-            ReduceOp::Min => Self::Min,
-            ReduceOp::Max => Self::Max,
-            ReduceOp::Product => Self::Product,
-        }
-    }
-}

@@ -235,6 +235,7 @@ fn noun(difference: &Difference) -> &'static str {
         Difference::DataTypes(_) => "elements of type ",
         Difference::Operations(_) => "operation ",
         Difference::Reductions(_) => "op ",
+        Difference::Factors(_) => "factors ",
         Difference::Roots(_) => "root ",
         Difference::NewSets(_) => "ranks ",
         _ => "",

@@ -59,17 +59,19 @@ mod memory;
 mod operation;
 mod pending;
 mod process_set;
+mod reduction;
 mod scope;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub mod testing;
 
 pub use communicator::{Communicator, Received};
-pub use element::{Element, Reduce, ReduceOp};
+pub use element::{Element, Reduce};
 pub use error::{Error, Result};
 pub use guard::{Horovod, init};
 pub use pending::Pending;
 pub use process_set::ProcessSet;
+pub use reduction::{ReduceOp, Reduction};
 pub use scope::Scope;
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! The request of one call to the engine, as plain data.
 #![forbid(unsafe_code)]
 
-use horovod_engine::{self as engine, Op, ProcessSetId, Scale};
+use horovod_engine::{self as engine, Op, ProcessSetId};
 
-use crate::element::ReduceOp;
 use crate::error::{Error, Result};
+use crate::reduction::Reduction;
 
 /// How the elements of a slice are seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,18 +56,12 @@ pub(crate) struct Call<'a> {
     pub(crate) splits: Option<Vec<i64>>,
 }
 
-pub(crate) fn allreduce(op: ReduceOp) -> Op {
-    let scale = Scale::NONE;
-    Op::Allreduce {
-        op: op.into(),
-        scale,
-    }
+pub(crate) fn allreduce(reduction: &Reduction) -> Result<Op> {
+    let (op, scale) = reduction.parts()?;
+    Ok(Op::Allreduce { op, scale })
 }
 
-pub(crate) fn reduce_scatter(op: ReduceOp) -> Op {
-    let scale = Scale::NONE;
-    Op::Reducescatter {
-        op: op.into(),
-        scale,
-    }
+pub(crate) fn reduce_scatter(reduction: &Reduction) -> Result<Op> {
+    let (op, scale) = reduction.parts()?;
+    Ok(Op::Reducescatter { op, scale })
 }

@@ -9,10 +9,11 @@ use std::task::{Context, Poll, Waker};
 use horovod_engine::{Op, OpResult, in_callback};
 
 use crate::communicator::{Communicator, Received, received};
-use crate::element::{Element, Reduce, ReduceOp};
+use crate::element::{Element, Reduce};
 use crate::error::{Error, Result};
 use crate::memory::{self, SlicePlace};
 use crate::operation::{self, Call, Shape};
+use crate::reduction::Reduction;
 
 /// The result of an operation that has begun: a future, which any executor can drive.
 ///
@@ -158,9 +159,14 @@ impl Communicator {
     /// assert_eq!(one.wait()?, vec![hvd.size() as f32; 4]);
     /// # Ok(()) }
     /// ```
-    pub fn allreduce_async<T: Reduce>(&self, values: Vec<T>, op: ReduceOp) -> Pending<Vec<T>> {
-        let call = self.call("allreduce", operation::allreduce(op), Shape::Flat);
-        self.start(Ok(call), values, SlicePlace::InPlace, |_, values| values)
+    pub fn allreduce_async<T: Reduce>(
+        &self,
+        values: Vec<T>,
+        op: impl Into<Reduction>,
+    ) -> Pending<Vec<T>> {
+        let op = operation::allreduce(&op.into());
+        let call = op.map(|op| self.call("allreduce", op, Shape::Flat));
+        self.start(call, values, SlicePlace::InPlace, |_, values| values)
     }
 
     /// As [`broadcast`](Self::broadcast), in the memory of the vector, as a future.
@@ -197,9 +203,9 @@ impl Communicator {
         &self,
         values: Vec<T>,
         row: usize,
-        op: ReduceOp,
+        op: impl Into<Reduction>,
     ) -> Pending<Vec<T>> {
-        let call = self.reduce_scatter_call(values.len(), row, op);
+        let call = self.reduce_scatter_call(values.len(), row, &op.into());
         self.start(call, values, SlicePlace::Allocated, |result, _| {
             memory::first_output(result)
         })

@@ -1,11 +1,14 @@
 //! Several operations on borrowed slices, which have all ended when the scope is left: as `std::thread::scope`.
 #![forbid(unsafe_code)]
 
+use horovod_engine::Op;
+
 use crate::communicator::Communicator;
-use crate::element::{Element, Reduce, ReduceOp};
+use crate::element::{Element, Reduce};
 use crate::error::Result;
 use crate::memory::{self, InFlight};
 use crate::operation::{self, Shape};
+use crate::reduction::Reduction;
 
 /// Begins operations on slices that outlive it: see [`Communicator::scope`].
 ///
@@ -26,33 +29,44 @@ impl<'scope> Scope<'scope, '_> {
     }
 
     /// Begins [`Communicator::allreduce_in_place`].
-    pub fn allreduce_in_place<T: Reduce>(&self, values: &'scope mut [T], op: ReduceOp) {
-        let op = operation::allreduce(op);
-        let call = self.communicator.call("allreduce", op, Shape::Flat);
-        self.in_flight.begin(&call, [values].into_iter());
+    pub fn allreduce_in_place<T: Reduce>(&self, values: &'scope mut [T], op: impl Into<Reduction>) {
+        let op = operation::allreduce(&op.into());
+        self.begin("allreduce", op, [values].into_iter());
     }
 
     /// Begins [`Communicator::grouped_allreduce_in_place`].
     pub fn grouped_allreduce_in_place<T: Reduce>(
         &self,
         values: impl IntoIterator<Item = &'scope mut [T]>,
-        op: ReduceOp,
+        op: impl Into<Reduction>,
     ) {
         let mut values = values.into_iter().peekable();
         if values.peek().is_none() {
             return;
         }
-        let op = operation::allreduce(op);
-        let call = self.communicator.call("grouped_allreduce", op, Shape::Flat);
-        self.in_flight.begin(&call, values);
+        self.begin(
+            "grouped_allreduce",
+            operation::allreduce(&op.into()),
+            values,
+        );
     }
 
     /// Begins [`Communicator::broadcast_in_place`].
     pub fn broadcast_in_place<T: Element>(&self, values: &'scope mut [T], root: usize) {
-        match self.communicator.broadcast_from(root) {
+        let op = self.communicator.broadcast_from(root);
+        self.begin("broadcast", op, [values].into_iter());
+    }
+
+    fn begin<T: Element>(
+        &self,
+        kind: &'static str,
+        op: Result<Op>,
+        values: impl Iterator<Item = &'scope mut [T]>,
+    ) {
+        match op {
             Ok(op) => {
-                let call = self.communicator.call("broadcast", op, Shape::Flat);
-                self.in_flight.begin(&call, [values].into_iter());
+                let call = self.communicator.call(kind, op, Shape::Flat);
+                self.in_flight.begin(&call, values);
             }
             Err(error) => self.in_flight.note(error),
         }

@@ -4,6 +4,7 @@ pub(crate) mod accelerator;
 mod allocation;
 pub(crate) mod backend;
 mod by_number;
+mod callback_thread;
 mod callers;
 mod calls;
 mod choices;
@@ -23,7 +24,6 @@ mod submit;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -39,6 +39,7 @@ use horovod_transport::{Mesh, Notifier, Topology};
 use accelerator::{Accelerator, Accelerators, LaunchEnd};
 use backend::Surroundings;
 use by_number::ByNumber;
+use callback_thread::CallbackThread;
 
 use crate::config::Config;
 use crate::error::Error;
@@ -68,10 +69,7 @@ pub struct Engine {
     topology: Topology,
     config: Config,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// Runs callbacks.
-    callback_thread: Mutex<Option<JoinHandle<()>>>,
-    /// The callback thread was started, which happens with the first submission that has a callback.
-    has_callback_thread: AtomicBool,
+    callback_thread: CallbackThread,
     /// Publishes the job's figures, on rank 0.
     publisher: Mutex<Option<Publisher>>,
 }
@@ -352,28 +350,19 @@ impl Engine {
             topology,
             config,
             thread: Mutex::new(Some(thread)),
-            callback_thread: Mutex::new(None),
-            has_callback_thread: AtomicBool::new(false),
+            callback_thread: CallbackThread::default(),
             publisher: Mutex::new(publisher),
         })
     }
 
     /// Starts the callback thread, unless it was started before.
     fn start_callback_thread(&self) -> Result<(), Error> {
-        let thread = self.callback_thread.lock();
-        let mut callback_thread = thread.unwrap_or_else(PoisonError::into_inner);
-        if !self.has_callback_thread.load(Ordering::Relaxed) {
-            let driver_lock = self.driver_lock.clone();
-            let thread = std::thread::Builder::new()
-                .name("hvd-callbacks".into())
-                .spawn(move || driver_lock.run_callbacks())
-                .map_err(|e| {
-                    Error::Internal(format!("cannot start the thread that runs callbacks: {e}"))
-                })?;
-            *callback_thread = Some(thread);
-            self.has_callback_thread.store(true, Ordering::Relaxed);
+        if self.callback_thread.was_started() {
+            return Ok(());
         }
-        Ok(())
+        let driver_lock = self.driver_lock.clone();
+        self.callback_thread
+            .start(move || driver_lock.run_callbacks())
     }
 
     /// Returns the settings with which this engine was started.
@@ -547,19 +536,16 @@ impl Engine {
         self.shared.lock().worker.shutdown_because(why);
         self.shared.shutdown.request();
         self.driver_lock.wake_engine();
-        // The order matters: the callback thread ends only after the engine thread.
-        for (thread, name) in [
-            (&self.thread, "engine"),
-            (&self.callback_thread, "callback"),
-        ] {
-            let thread = thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(thread) = thread
-                && thread.thread().id() != std::thread::current().id()
-                && thread.join().is_err()
-            {
-                tracing::error!("the {name} thread ended by a panic");
-            }
+        let thread = self.thread.lock();
+        let thread = thread.unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread
+            && thread.thread().id() != std::thread::current().id()
+            && thread.join().is_err()
+        {
+            tracing::error!("the engine thread ended by a panic");
         }
+        // After it: the callback thread ends only then.
+        self.callback_thread.join();
         let publisher = self.publisher.lock();
         publisher.unwrap_or_else(PoisonError::into_inner).take();
     }

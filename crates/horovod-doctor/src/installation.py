@@ -1,0 +1,1 @@
+../../../python/horovod/_installation.py
