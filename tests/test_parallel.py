@@ -8,7 +8,8 @@ variables that are set, the numbers of ranks if not all, and files that also run
 files run on all numbers.
 
 Cases of two ranks are also cases of three, save those of Adasum, whose rule is for a power of two. So few files of the
-usual environment run on two ranks: `ON_TWO_RANKS`. An environment with all of three runs on two with `--max-np 4`.
+usual environment run on two ranks: `ON_TWO_RANKS`. TensorFlow runs the tables of tests/conformance on two ranks. An
+environment with all of three runs on two with `--max-np 4`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import harness
 
 HERE = Path(__file__).resolve().parent
 # The other files of the usual environment run on 1 and 3 ranks, and with `--max-np 4` on all numbers.
-ON_TWO_RANKS = ("torch/test_optimizer_adasum.py", "torch/test_torch_conformance.py")
+ON_TWO_RANKS = ("torch/test_optimizer_adasum.py",)
 # Only what hangs reaches it: some jobs take minutes, and a slow machine has others beside them.
 LIMIT_S = 2700.0
 
