@@ -266,15 +266,22 @@ def slowest_tests(logs: Path, count: int) -> list[str]:
 
 
 def costliest_files(logs: Path, count: int) -> list[str]:
-    """The Python files whose tests used most processor time in the last run, with the processes that ended."""
+    """The Python files whose tests used most processor time in the last run, with the processes that ended.
+
+    The files that run in ranks are listed as well: `tests/test_parallel[np3-torch/test_state]`.
+    """
     used: dict[str, float] = {}
+    in_ranks: dict[str, float] = {}
     for report in sorted(logs.glob("*.xml")):
         for case in ElementTree.parse(report).iter("testcase"):
             file = case.get("classname", "").replace(".", "/")
             for noted in case.iter("property"):
                 if noted.get("name") == "processor_s":
                     used[file] = used.get(file, 0.0) + float(noted.get("value", 0))
-    costly = sorted(used.items(), key=lambda item: -item[1])[:count]
+                if noted.get("name") == "ranks_processor_s":
+                    name = case.get("name", "").removeprefix("test_on_every_rank")
+                    in_ranks[file + name] = float(noted.get("value", 0))
+    costly = sorted([*used.items(), *in_ranks.items()], key=lambda item: -item[1])[:count]
     of_all = f"{sum(used.values()):8.1f} s of processors in all Python tests"
     return [of_all, *(f"{seconds:8.1f} s  {file}" for file, seconds in costly)]
 

@@ -67,9 +67,9 @@ REST = pytest.mark.thorough(also="tests/test_mxnet.py::test_examples_learn")
 @pytest.mark.parametrize(
     ("example", "np"),
     [
-        ("mxnet_mnist.py", 3),
+        ("mxnet_mnist.py", 2),
         ("mxnet_module_mnist.py", 2),
-        *[pytest.param("mxnet_mnist.py", np, marks=REST) for np in (1, 2)],
+        *[pytest.param("mxnet_mnist.py", np, marks=REST) for np in (1, 3)],
         *[pytest.param("mxnet_module_mnist.py", np, marks=REST) for np in (1, 3)],
     ],
 )

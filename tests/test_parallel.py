@@ -8,7 +8,8 @@ variables that are set, the numbers of ranks if not all, and files that also run
 files run on all numbers.
 
 Cases of two ranks are also cases of three, save those of Adasum, whose rule is for a power of two. So few files of the
-usual environment run on two ranks: `ON_TWO_RANKS`. An environment with all of three runs on two with `--max-np 4`.
+usual environment run on two ranks: `ON_TWO_RANKS`. TensorFlow runs the tables of tests/conformance on two ranks. An
+environment with all of three runs on two with `--max-np 4`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import harness
 
 HERE = Path(__file__).resolve().parent
 # The other files of the usual environment run on 1 and 3 ranks, and with `--max-np 4` on all numbers.
-ON_TWO_RANKS = ("torch/test_optimizer_adasum.py", "torch/test_torch_conformance.py")
+ON_TWO_RANKS = ("torch/test_optimizer_adasum.py",)
 # Only what hangs reaches it: some jobs take minutes, and a slow machine has others beside them.
 LIMIT_S = 2700.0
 
@@ -73,6 +74,8 @@ class Ran:
 
     code: int
     ranks: list[dict[str, list[tuple[str, str]]]]
+    seconds: list[dict[str, list[tuple[str, float]]]]
+    """The processor time of each test, by rank and file."""
     report: str
 
 
@@ -145,15 +148,18 @@ def _run(np: int, parts: list[Part], folder: Path) -> Ran:
         code = job.wait()
         if code == 0:
             job.assert_nothing_left()
-        return Ran(
-            code, [_by_file(folder / f"rank-{rank}.jsonl") for rank in range(np)], job.report()
-        )
+        outcomes = [_by_file(folder / f"rank-{rank}.jsonl") for rank in range(np)]
+        seconds = [_by_file(folder / f"rank-{rank}.seconds") for rank in range(np)]
+        return Ran(code, outcomes, seconds, job.report())
     finally:
         job.close()
 
 
-def test_on_every_rank(ran: Ran, part: Part) -> None:
-    of_file = [rank.get(str(part.file.relative_to(harness.ROOT)), []) for rank in ran.ranks]
+def test_on_every_rank(ran: Ran, part: Part, request: pytest.FixtureRequest) -> None:
+    file = str(part.file.relative_to(harness.ROOT))
+    of_file = [rank.get(file, []) for rank in ran.ranks]
+    used = [sum(s for _, s in rank.get(file, [])) for rank in ran.seconds]
+    request.node.user_properties.append(("ranks_processor_s", f"{sum(used):.2f}"))
 
     if ran.code != 0:
         bad = [t for tests in of_file for t in tests if t[1] not in ("passed", "skipped")]
@@ -171,9 +177,9 @@ def test_the_job_ends_well(ran: Ran) -> None:
     assert ran.code == 0, f"exit status {ran.code}\n{ran.report}"
 
 
-def _by_file(report: Path) -> dict[str, list[tuple[str, str]]]:
+def _by_file(report: Path) -> dict[str, list[tuple[str, Any]]]:
     lines = report.read_text().splitlines() if report.exists() else []
-    files: dict[str, list[tuple[str, str]]] = {}
-    for name, outcome in map(json.loads, lines):
-        files.setdefault(name.split("::")[0], []).append((name, outcome))
+    files: dict[str, list[tuple[str, Any]]] = {}
+    for name, value in map(json.loads, lines):
+        files.setdefault(name.split("::")[0], []).append((name, value))
     return files

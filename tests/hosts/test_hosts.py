@@ -370,8 +370,14 @@ print("all right", flush=True)
 """
 
 
+MORE = pytest.mark.thorough(
+    also="tests/hosts/test_hosts.py::test_garbage_from_the_network_does_no_harm"
+)
+
+
+@pytest.mark.parametrize("share", [0.25, pytest.param(1.0, marks=MORE)])
 def test_garbage_from_the_network_does_no_harm(
-    launch, script, net, jobs, tmp_path, pytestconfig
+    launch, script, net, jobs, tmp_path, pytestconfig, share
 ) -> None:
     stop = tmp_path / "stop"
     job = launch([sys.executable, script(WORK_UNTIL_STOPPED), stop])
@@ -382,7 +388,7 @@ def test_garbage_from_the_network_does_no_harm(
     found = strangers.listening(members & first.pids())
     ports = {address[1] for family, address in found if family == "tcp"}
     assert ports, "nothing listens on the first host"
-    budget = pytestconfig.getoption("--garbage-mb") * 1_000_000 // len(ports)
+    budget = int(pytestconfig.getoption("--garbage-mb") * share * 1_000_000) // len(ports)
 
     for port in ports:
         words = [sys.executable, strangers.__file__, first.address, str(port), str(budget)]

@@ -61,7 +61,12 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("np", [2, 3])
+ON_THREE = pytest.mark.thorough(
+    also="tests/integration/test_autotune.py::test_tunes_while_results_stay_right_and_begins_anew_after_shutdown"
+)
+
+
+@pytest.mark.parametrize("np", [2, pytest.param(3, marks=ON_THREE)])
 def test_tunes_while_results_stay_right_and_begins_anew_after_shutdown(
     np: int, jobs, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""The examples run as their users run them, at toy size; the usual script on 1 and 3 processes, with options on 2."""
+"""The examples run as their users run them, at toy size; the usual script on 1 to 3 processes, with options on 2."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import harness
 EXAMPLES = harness.ROOT / "examples"
 
 
-ALONE = pytest.mark.thorough(also="tests/integration/test_examples.py::test_the_usual_script")
+REST = pytest.mark.thorough(also="tests/integration/test_examples.py::test_the_usual_script")
 
 
-# Alone it runs the same lines; that a job of one rank works is tested inside of ranks.
-@pytest.mark.parametrize("np", [pytest.param(1, marks=ALONE), 3])
+# On other numbers of ranks it runs the same lines; that jobs of 1 and 3 ranks work is tested inside of ranks.
+@pytest.mark.parametrize("np", [pytest.param(1, marks=REST), 2, pytest.param(3, marks=REST)])
 def test_the_usual_script(np: int, jobs, tmp_path: Path) -> None:
     mnist = EXAMPLES / "pytorch" / "pytorch_mnist.py"
     job = jobs(

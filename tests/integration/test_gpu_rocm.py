@@ -24,6 +24,10 @@ OTHERS = (
     "test_gpu_sparse.py",
     "test_gpu_dropped.py",
 )
+# Of both, the same functions copy between GPU and host.
+STAGED = pytest.mark.thorough(
+    also="tests/integration/test_gpu_rocm.py::test_hosts_of_both_kinds_go_through_host_memory"
+)
 AS_NVIDIAS = pytest.mark.thorough(also="tests/test_parallel.py::test_on_every_rank")
 
 
@@ -56,7 +60,7 @@ def environment(home: str, double: str = "devices=4,seed=5", **others: str) -> d
     [
         pytest.param("NCCL", EVERY_FUNCTION, id="NCCL"),
         pytest.param("NCCL", OTHERS, marks=AS_NVIDIAS, id="NCCL, the others"),
-        pytest.param("HOST", (OPERATIONS,), id="HOST"),
+        pytest.param("HOST", (OPERATIONS,), marks=STAGED, id="HOST"),
     ],
 )
 def test_the_same_tests_as_on_gpus_of_nvidia(operations, names, rocm, jobs) -> None:

@@ -21,7 +21,7 @@ def rest(test: str) -> pytest.MarkDecorator:
 USUAL, OLD = rest("test_the_usual_script"), rest("test_the_script_of_tensorflow_1")
 
 
-@pytest.mark.parametrize("np", [pytest.param(1, marks=USUAL), pytest.param(2, marks=USUAL), 3])
+@pytest.mark.parametrize("np", [pytest.param(1, marks=USUAL), 2, pytest.param(3, marks=USUAL)])
 def test_the_usual_script(np: int, jobs, tmp_path: Path) -> None:
     mnist = EXAMPLES / "tensorflow2" / "tensorflow2_mnist.py"
     job = jobs(harness.python(np, mnist, "--data-dir", str(tmp_path), env=QUIET)).succeed()

@@ -1,6 +1,8 @@
-"""Imports of large frameworks take less time in this process: PyTorch, TensorFlow, Keras and JAX."""
+"""Imports of large frameworks take less time in this process: PyTorch, TensorFlow, Keras and JAX. One rank compiles a
+program of JAX for all."""
 
 import gc
+import importlib
 import importlib.machinery
 import sys
 
@@ -48,9 +50,47 @@ def _use_grad_for_differentiable(func):
 
     return step
 """
+# Ranks need a program at the same time. The first one compiles it and writes it into JAX's cache; the others read it.
+_COMPILE_ONCE = """
+import fcntl as _fcntl
+import os as _os
+
+_compile = _compile_and_write_cache
+
+def _compile_and_write_cache(
+    backend, computation, executable_devices, compile_options, host_callbacks, module_name, cache_key
+):
+    with open(_os.path.join(config.compilation_cache_dir.value, cache_key + ".lock"), "a") as lock:
+        _fcntl.flock(lock, _fcntl.LOCK_EX)
+        found, _ = _cache_read(
+            module_name, cache_key, compile_options, backend, executable_devices
+        )
+        return found or _compile(
+            backend, computation, executable_devices, compile_options, host_callbacks, module_name,
+            cache_key,
+        )
+"""
+# A reader sees the whole program or none, also if the rank that writes it is killed.
+_WHOLE_PROGRAMS = """
+import os as _os
+
+def _put_whole(self, key, value):
+    path = _os.path.join(_os.fspath(self.path), key + _CACHE_SUFFIX)
+    part = f"{path}.{_os.getpid()}"
+    with open(part, "wb") as file:
+        file.write(value)
+    _os.replace(part, path)
+
+LRUCache.put = _put_whole
+"""
 # Keras imports the compiler for the same exemption.
 _EXEMPTING = ("keras.src.backend.torch.image", "keras.src.backend.torch.random")
-_APPENDED = {"torch._compile": _CALL_AT_ONCE, "torch.optim.optimizer": _STEP_AT_ONCE}
+_APPENDED = {
+    "torch._compile": _CALL_AT_ONCE,
+    "torch.optim.optimizer": _STEP_AT_ONCE,
+    "jax._src.compiler": _COMPILE_ONCE,
+    "jax._src.lru_cache": _WHOLE_PROGRAMS,
+}
 
 
 def _with(spec, text):
@@ -74,6 +114,36 @@ def _without_the_compiler(spec):
 
         def exec_module(module):
             exec(compile(source, module.__file__, "exec"), module.__dict__)
+
+        spec.loader.exec_module = exec_module
+    return spec
+
+
+# A fifth of PyTorch's import. Its functions are for tensors without data, which the compiler uses. It runs when one of
+# its names is used, and when the compiler is imported.
+_ON_DEMAND = "torch._meta_registrations"
+
+
+def _on_demand(spec):
+    """The module, which stays empty until one of its names is used."""
+    if spec is not None and spec.loader is not None:
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            def load(name):
+                if name.startswith("__"):
+                    raise AttributeError(name)
+                if module.__dict__.pop("__getattr__", None):
+                    execute(module)
+                return getattr(module, name)
+
+            module.__getattr__ = load
+            # Else its imports would do this.
+            torch = sys.modules["torch"]
+            if set_metaclass := getattr(torch._C, "_set_generator_metaclass", None):
+                set_metaclass(
+                    importlib.import_module("torch._custom_class_base").CustomClassBaseMeta
+                )
 
         spec.loader.exec_module = exec_module
     return spec
@@ -113,6 +183,10 @@ class _WithoutCollections:
             return _without_the_compiler(
                 importlib.machinery.PathFinder.find_spec(name, path, target)
             )
+        if name == _ON_DEMAND:
+            return _on_demand(importlib.machinery.PathFinder.find_spec(name, path, target))
+        if name == "torch._dynamo" and _ON_DEMAND in sys.modules:
+            _ = sys.modules[_ON_DEMAND].utils
         if name not in _SPARED:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -64,3 +66,48 @@ draw()
 def test_keras_on_pytorch_does_not_import_the_compiler() -> None:
     pytest.importorskip("keras")
     assert lines_of(KERAS, KERAS_BACKEND="torch") == ["2 False", "2 True"]
+
+
+FAKE = """
+import sys
+import lean_imports
+import torch
+
+print(torch.Generator().device, "torch._decomp" in sys.modules, flush=True)
+with torch._subclasses.FakeTensorMode():
+    print(*torch.nn.functional.pad(torch.ones(2, 3), (1, 1)).softmax(0).shape, flush=True)
+print("torch._decomp" in sys.modules, flush=True)
+"""
+
+
+def test_shapes_of_tensors_without_data_are_computed_by_what_is_imported_on_demand() -> None:
+    pytest.importorskip("torch")
+    assert lines_of(FAKE) == ["cpu False", "2 5", "True"]
+
+
+PROGRAM = """
+import lean_imports
+import jax
+from jax._src import compiler
+
+compiled = []
+compile = compiler.backend_compile_and_load
+
+def count(*args):
+    compiled.append(args)
+    return compile(*args)
+
+compiler.backend_compile_and_load = count
+print(jax.jit(lambda x: x * 3 + 1)(2.0), len(compiled), flush=True)
+"""
+
+
+def test_one_process_compiles_a_program_of_jax_for_all(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    folder = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
+    folder["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        outputs = [*pool.map(lambda _: lines_of(PROGRAM, **folder), range(3))]
+    assert sorted(outputs) == [["7.0 0"], ["7.0 0"], ["7.0 1"]]
+    # No half of a program is left.
+    assert {path.suffix for path in tmp_path.iterdir()} == {"", ".lock"}

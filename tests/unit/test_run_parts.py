@@ -93,11 +93,15 @@ def test_files_by_processor_time(tmp_path: Path) -> None:
         case.format(*row) for row in (("one", 1.5), ("two", 2.0), ("one", 1.0), ("three", 9.0))
     ]
     (tmp_path / "a.xml").write_text(f"<testsuites>{''.join(cases[:2])}</testsuites>")
+    cases[3] = cases[3].replace(
+        "<properties>", '<properties><property name="ranks_processor_s" value="8"/>'
+    )
     (tmp_path / "b.xml").write_text(f"<testsuites>{''.join(cases[2:])}</testsuites>")
-    lines = [line.split() for line in run_parts.costliest_files(tmp_path, 2)]
+    lines = [line.split() for line in run_parts.costliest_files(tmp_path, 3)]
     assert [(line[0], line[-1]) for line in lines] == [
         ("13.5", "tests"),
         ("9.0", "tests/three"),
+        ("8.0", "tests/threetest"),
         ("2.5", "tests/one"),
     ]
 

@@ -99,7 +99,9 @@ class Environment:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def install(self, *words: str | Path) -> None:
-        self.pip("install", "--no-index", f"--find-links={self.shelf}", *words)
+        # Python compiles what it imports; pip removes that as well.
+        shelf = f"--find-links={self.shelf}"
+        self.pip("install", "--no-index", "--no-compile", shelf, *words)
 
     def run_pip(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--isolated"]

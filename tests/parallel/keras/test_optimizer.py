@@ -43,6 +43,12 @@ OPTIMIZERS = {
 SHOWN = OPTIMIZERS if BACKEND == "torch" else ["Adam", "global_clipnorm", "ema", "accumulation"]
 
 
+def rest(*rows):
+    """Rows that the first tier runs on PyTorch alone: they test `horovod._keras`, which all backends share."""
+    thorough = pytest.mark.thorough(also="tests/test_parallel.py::test_on_every_rank")
+    return [pytest.param(row, marks=() if BACKEND == "torch" else thorough) for row in rows]
+
+
 def create(optimizer, **options):
     """With the arguments that `hvd.DistributedOptimizer` does not have."""
     given = {"compression": hvd.Compression.none, "sparse_as_dense": False}
@@ -74,10 +80,8 @@ def test_the_same_training_as_one_process_with_all_data(kind):
         {"op": hvd.Sum},
         {"gradient_predivide_factor": 2.0},
         {"groups": 1},
-        {"groups": 3},
-        {"num_groups": 2},
         {"sparse_as_dense": True},
-        {"name": "mine"},
+        *rest({"groups": 3}, {"num_groups": 2}, {"name": "mine"}),
     ],
     ids=str,
 )
@@ -243,7 +247,7 @@ def reader(kind=keras.layers.Embedding):
 
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("sparse_as_dense", [False, True])
-@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+@pytest.mark.parametrize("kind", [*rest("SGD"), "Adam"])
 def test_embeddings(kind, sparse_as_dense, passes):
     # Keras 3's Adam on TensorFlow squares rows that are there several times one by one, which is no sum's square.
     alone = reader(DenseEmbedding if sparse_as_dense else keras.layers.Embedding)
