@@ -1,8 +1,10 @@
-"""The check of examples in Rust that learn: alike on any number of ranks."""
+"""Examples in Rust: building those of the crates for frameworks, and the check that they learn alike."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,22 @@ import pytest
 import harness
 
 _RESULT = re.compile(r"loss ([0-9.]+) accuracy ([0-9.]+) replicas equal: (true|false)")
+
+# A build from nothing on a loaded machine: the frameworks are large.
+_BUILD_LIMIT_S = 3000.0
+
+
+def build_apart(framework: str) -> Path:
+    """Build the examples of a crate that is a workspace of its own; their folder."""
+    target = Path(os.environ.get("CARGO_TARGET_DIR", harness.ROOT / "target")) / framework
+    words = ["cargo", "build", "--locked", "--quiet", "--examples"]
+    words += ["--manifest-path", f"crates/horovod-{framework}/Cargo.toml"]
+    words += ["--target-dir", str(target)]
+    built = subprocess.run(
+        words, cwd=harness.ROOT, capture_output=True, text=True, timeout=_BUILD_LIMIT_S, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    return target / "debug" / "examples"
 
 
 def check_that_it_learns_alike(
