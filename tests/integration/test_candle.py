@@ -1,6 +1,8 @@
-"""The example of `horovod-candle` under `horovodrun`: it learns alike on any number of ranks."""
+"""Programs of `horovod-candle` under `horovodrun`: they learn alike on any number of ranks, also when one is killed."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,17 @@ pytestmark = pytest.mark.thorough(
 )
 
 
-def test_the_network_learns_the_same_on_one_two_and_three_ranks(jobs) -> None:
-    cnn = rust_examples.build_apart("candle") / "cnn"
-    rust_examples.check_that_it_learns_alike(cnn, jobs, loss_rel=1e-3, accuracy_abs=0.01)
+@pytest.fixture(scope="module")
+def programs() -> Path:
+    """The folder of the built programs."""
+    return rust_examples.build_apart("candle")
+
+
+def test_the_network_learns_the_same_on_one_two_and_three_ranks(programs, jobs) -> None:
+    rust_examples.check_that_it_learns_alike(
+        programs / "cnn", jobs, loss_rel=1e-3, accuracy_abs=0.01
+    )
+
+
+def test_after_a_kill_the_training_goes_on_from_the_last_commit(programs, jobs, tmp_path) -> None:
+    rust_examples.check_that_it_survives_a_kill(programs / "killed", jobs, tmp_path)

@@ -4,6 +4,7 @@ use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::Bytes;
 use horovod::elastic::Checkpoint;
+use horovod::framework;
 
 use crate::error::{Error, Result};
 use crate::parameters;
@@ -57,19 +58,15 @@ impl<M: Module, P: Checkpoint> Checkpoint for ElasticState<M, P> {
         let model = parameters::to_bytes(parameters::of(&self.model)).map_err(of_horovod)?;
         let optimizer = self.optimizer.into_bytes();
         let optimizer = optimizer.map_err(|error| of_horovod(error.into()))?;
-        let mut saved = Vec::new();
-        for part in [&model[..], &optimizer[..]] {
-            saved.extend_from_slice(&(part.len() as u64).to_le_bytes());
-            saved.extend_from_slice(part);
-        }
-        saved.extend(self.progress.save()?);
-        Ok(saved)
+        Ok(framework::join(
+            &[&model, &optimizer],
+            &self.progress.save()?,
+        ))
     }
 
     fn restore(&mut self, saved: &[u8]) -> horovod::Result<()> {
-        let cut = |bytes| split(bytes).ok_or_else(|| of_horovod(Error::invalid(CUT_OFF)));
-        let (model, rest) = cut(saved)?;
-        let (optimizer, progress) = cut(rest)?;
+        let (model, rest) = framework::cut(saved)?;
+        let (optimizer, progress) = framework::cut(rest)?;
         self.progress.restore(progress)?;
         self.restore_burn(model, optimizer).map_err(of_horovod)
     }
@@ -84,20 +81,10 @@ impl<M: Module, P> ElasticState<M, P> {
     }
 }
 
-const CUT_OFF: &str = "it is too short";
-
-/// The bytes behind a length, and the rest.
-fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (len, rest) = bytes.split_first_chunk()?;
-    rest.split_at_checked(usize::try_from(u64::from_le_bytes(*len)).ok()?)
-}
-
 fn of_horovod(error: Error) -> horovod::Error {
     match error {
         Error::Horovod(error) => error,
-        error => horovod::Error::Invalid {
-            mistake: format!("the elastic state cannot be saved or restored: {error}"),
-        },
+        error => framework::state_error(&error),
     }
 }
 

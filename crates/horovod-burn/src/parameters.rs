@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, Paramete
 use burn::tensor::{Bool, Bytes, DType, Float, Int, Shape, Tensor, TensorData};
 use burn_pack::{Reader, Writer};
 use horovod::Communicator;
-use horovod::framework::Lines;
+use horovod::framework::{self, Lines};
 
 use crate::error::{Error, Result};
 
@@ -127,9 +127,7 @@ pub(crate) fn put<M: Module>(module: M, bytes: Vec<u8>) -> Result<M> {
     let left_over = mapper.values.into_keys().min();
     let left_over = left_over.map(|path| format!("the model has no parameter {path:?}"));
     match mapper.unfit.or(left_over) {
-        Some(why) => Err(Error::invalid(format!(
-            "the parameters are those of another model: {why}; use the same model on all ranks"
-        ))),
+        Some(why) => Err(Error::invalid(framework::of_another_model(&why))),
         None => Ok(module),
     }
 }

@@ -1,7 +1,9 @@
-//! The parts that the crates for frameworks share: models that ranks compare, and bytes of one rank for all.
+//! The parts that the crates for frameworks share: models that ranks compare, bytes of one rank for all, and the form of
+//! elastic states.
 #![forbid(unsafe_code)]
 
 use std::cmp::Ordering;
+use std::fmt::Display;
 
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
@@ -107,4 +109,39 @@ pub fn broadcast_bytes(hvd: &Communicator, mut bytes: Vec<u8>, root: usize) -> R
     }
     hvd.broadcast_in_place(&mut bytes, root)?;
     Ok(bytes)
+}
+
+/// An elastic state as bytes: parts of a framework, and the progress of the training.
+pub fn join(parts: &[&[u8]], progress: &[u8]) -> Vec<u8> {
+    let mut joined = Vec::new();
+    for part in parts {
+        joined.extend_from_slice(&(part.len() as u64).to_le_bytes());
+        joined.extend_from_slice(part);
+    }
+    joined.extend_from_slice(progress);
+    joined
+}
+
+/// The first part of a state that [`join`] has made, and the bytes behind it.
+///
+/// # Errors
+/// [`Error::Invalid`] if the bytes end before the part does.
+pub fn cut(joined: &[u8]) -> Result<(&[u8], &[u8])> {
+    let part = joined.split_first_chunk().and_then(|(len, rest)| {
+        let len = usize::try_from(u64::from_le_bytes(*len)).ok()?;
+        rest.split_at_checked(len)
+    });
+    part.ok_or_else(|| state_error(&"its bytes end too early"))
+}
+
+/// The error of a framework's elastic state.
+pub fn state_error(why: &dyn Display) -> Error {
+    Error::invalid(format!(
+        "the elastic state cannot be saved or restored: {why}"
+    ))
+}
+
+/// The text of an error about saved parameters that the model does not have so.
+pub fn of_another_model(why: &str) -> String {
+    format!("the parameters are those of another model: {why}; use the same model on all ranks")
 }

@@ -2,11 +2,9 @@
 //! the members, because all ranks have the same batch.
 //!
 //! The argument is a folder, or none if no rank shall be killed.
-#![allow(clippy::print_stdout, reason = "the lines that the test reads")]
 
-use std::io::Write;
-use std::path::Path;
-use std::process::Command;
+#[path = "../../../horovod/tests/programs/mishap.rs"]
+mod mishap;
 
 use burn::nn::LinearConfig;
 use burn::optim::{AdamWConfig, GradientsParams};
@@ -27,7 +25,7 @@ fn main() -> Result<()> {
     };
     let rank = elastic::run(&mut training, |job, training| {
         let (rank, size, step) = (job.rank(), job.size(), training.progress);
-        tell(&format!(
+        mishap::tell(&format!(
             "generation of {size}: rank {rank} from step {step}\n"
         ));
         let mut optimizer = DistributedOptimizer::new(job, training.optimizer.clone());
@@ -35,9 +33,8 @@ fn main() -> Result<()> {
             if let Some(folder) = &folder
                 && training.progress >= 5
                 && rank == 1
-                && is_first(Path::new(folder))
             {
-                kill();
+                mishap::kill_once(folder.as_ref());
             }
             let batch = Tensor::<2>::full([2, 4], training.progress as f32 * 0.1, &device);
             let loss = training.model.forward(batch).square().mean();
@@ -54,26 +51,8 @@ fn main() -> Result<()> {
     let weights = training.model.weight.val().into_data();
     let weights = weights.as_slice::<f32>()?;
     match rank {
-        Some(rank) => tell(&format!("rank {rank} ended with {weights:?}\n")),
-        None => tell("was removed\n"),
+        Some(rank) => mishap::tell(&format!("rank {rank} ended with {weights:?}\n")),
+        None => mishap::tell("was removed\n"),
     }
     Ok(())
-}
-
-/// Whether no rank has called this before.
-fn is_first(folder: &Path) -> bool {
-    std::fs::File::create_new(folder.join("killed")).is_ok()
-}
-
-fn kill() -> ! {
-    let own = std::process::id().to_string();
-    let _ = Command::new("kill").args(["-KILL", &own]).status();
-    loop {
-        std::thread::park();
-    }
-}
-
-/// One write, so that the lines of ranks stay whole.
-fn tell(line: &str) {
-    let _ = std::io::stdout().write_all(line.as_bytes());
 }
