@@ -218,8 +218,8 @@ fn check_that_none_is_left(gradients: &GradientsParams) -> Result<()> {
     match gradients.len() {
         0 => Ok(()),
         count => Err(Error::invalid(format!(
-            "{count} gradients belong to no trained parameter of this model; make them by GradientsParams::from_grads of \
-             the same model"
+            "gradients that belong to no trained parameter of this model: {count}; make them by \
+             GradientsParams::from_grads of the same model"
         ))),
     }
 }

@@ -26,8 +26,8 @@
 //! `horovodrun -np 4 target/release/train` runs it on four ranks; alone it is a job of one.
 //!
 //! Parameters pair by their paths in the module, such as `layer.weight`: burn's ids are random in each process.
-//! Gradients of types `f64`, `f32`, `f16` and `bf16` are reduced, on the host; [`broadcast_parameters`] sends tensors of all
-//! types. [`ElasticState`] is for trainings that go on when ranks are lost, come or go.
+//! Gradients of types `f64`, `f32`, `f16` and `bf16` are reduced, on the host; [`broadcast_parameters`] also sends integers,
+//! booleans and running means. [`ElasticState`] is for trainings that go on when ranks are lost, come or go.
 //!
 //! There is no strategy for burn's `Learner`: write the loop over batches as above.
 //!

@@ -44,9 +44,17 @@ impl Path {
 
 /// The parameters of a module with copies of their values. Parameters that burn has not initialized yet are initialized.
 pub(crate) fn of<M: Module>(module: &M) -> Vec<Named> {
+    settle(module);
     let mut collector = Collector::default();
     module.visit(&mut collector);
     collector.found
+}
+
+/// Has the module take over the last update of its running means, which burn otherwise does in the next forward pass: that
+/// update would be missing in a copy, and would replace a value that is put there.
+fn settle<M: Module>(module: &M) {
+    // Such means are shared between a module and its copies.
+    drop(module.valid());
 }
 
 #[derive(Default)]
@@ -118,6 +126,7 @@ pub(crate) fn put<M: Module>(module: M, bytes: Vec<u8>) -> Result<M> {
         let id = id.map_or_else(ParamId::new, ParamId::from);
         values.insert(path, (id, TensorData::from_bytes(bytes, shape, dtype)));
     }
+    settle(&module);
     let mut mapper = Mapper {
         path: Path::default(),
         values,

@@ -7,7 +7,7 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use horovod::Communicator;
 use horovod::ReduceOp::{Average, Max, Sum};
-use horovod::testing::on_ranks;
+use horovod::testing::{on_ranks, process_set};
 
 use crate::{DistributedOptimizer, Error, broadcast_parameters};
 
@@ -118,6 +118,8 @@ fn a_broadcast_gives_all_ranks_the_values_and_ids_of_the_root() {
             assert_eq!(model.f32.id == own, hvd.rank() == root);
             assert!(model.f64.is_require_grad() && model.columns.weight.is_require_grad());
             assert_eq!(model.columns.weight.dims(), [2, 3]);
+            let mean = |model: &EveryType| values(&model.norm.running_mean.value_sync());
+            assert_eq!(mean(&model), mean(&EveryType::of_rank(root)));
             let ids = hvd.allgather(&[model.f32.id.val()], 1).unwrap();
             assert_eq!(ids, vec![ids[0]; size]);
         });
@@ -141,6 +143,24 @@ fn gradients_of_every_float_type_are_averaged() {
             let model = optimizer.step(0.5, model, gradients).unwrap();
             assert_eq!((values(&model), model.dtype()), (vec![0.5; 5], dtype));
         }
+    });
+}
+
+#[test]
+fn gradients_are_reduced_in_their_own_memory() {
+    fn address(data: &TensorData) -> *const f32 {
+        data.as_slice::<f32>().unwrap().as_ptr()
+    }
+    on_ranks(2, |hvd| {
+        let model = param(&[1.0; 1000]);
+        let own = TensorData::new(vec![hvd.rank() as f32; 1000], [1000]);
+        let before = address(&own);
+        let mut gradients = GradientsParams::new();
+        gradients.register(model.id, Tensor::<1>::from_data(own, &Device::flex()));
+        let mut optimizer = DistributedOptimizer::new(hvd, sgd());
+        let mut reduced = optimizer.reduce(&model, gradients).unwrap().unwrap();
+        let reduced = reduced.remove::<1>(model.id).unwrap().into_data();
+        assert_eq!(address(&reduced), before);
     });
 }
 
@@ -195,6 +215,23 @@ fn parameters_and_gradients_pair_by_path_whatever_their_order() {
         Three { a, b, c }.first_values()
     });
     assert_eq!(results, [[9.0, 18.0, 27.0]; 2]);
+}
+
+#[test]
+fn a_process_set_trains_by_itself() {
+    let results = on_ranks(3, |hvd| {
+        let set = process_set(hvd, &[0, 2]).unwrap();
+        let model = param(&[hvd.rank() as f32 + 5.0]);
+        let Some(hvd) = set.communicator() else {
+            return values(&model)[0];
+        };
+        let model = broadcast_parameters(hvd, model, 1).unwrap();
+        let mut gradients = GradientsParams::new();
+        gradients.register(model.id, gradient(&[2.0 * hvd.rank() as f32], DType::F32));
+        let mut optimizer = DistributedOptimizer::new(hvd, sgd());
+        values(&optimizer.step(1.0, model, gradients).unwrap())[0]
+    });
+    assert_eq!(results, [6.0; 3]);
 }
 
 #[test]
@@ -470,7 +507,7 @@ fn arguments_without_a_meaning_are_refused() {
         gradients.register(ParamId::new(), gradient(&[1.0], DType::F32));
         let text_of = text(new().step(1.0, model.clone(), gradients));
         assert!(
-            text_of.contains("1 gradients belong to no trained parameter"),
+            text_of.contains("belong to no trained parameter of this model: 1;"),
             "{text_of}"
         );
     });

@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Storage, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW, SGD, VarMap};
 use horovod::ReduceOp::{Average, Max, Sum};
 use horovod::elastic::Checkpoint;
-use horovod::testing::on_ranks;
+use horovod::testing::{on_ranks, process_set};
 
 use crate::memory::LOCKS_MAX;
 use crate::{DistributedOptimizer, ElasticState, Error, Parameters, broadcast_parameters};
@@ -163,6 +163,24 @@ fn unused_parameters_count_as_zero_and_pair_by_name() {
         [a, b, c].map(|var| values(&var)[0])
     });
     assert_eq!(results, [[0.0, -4.0, 1.0]; 3]);
+}
+
+#[test]
+fn a_process_set_trains_by_itself() {
+    let results = on_ranks(3, |hvd| {
+        let set = process_set(hvd, &[0, 2]).unwrap();
+        let weight = var(&[hvd.rank() as f32 + 5.0]);
+        let parameters = named(&[("w", &weight)]);
+        if let Some(hvd) = set.communicator() {
+            broadcast_parameters(hvd, &parameters, 1).unwrap();
+            let mut optimizer =
+                DistributedOptimizer::new(hvd, sgd(&parameters), &parameters).unwrap();
+            let loss = (weight.as_tensor() * (2.0 * hvd.rank() as f64)).unwrap();
+            optimizer.backward_step(&loss.sum_all().unwrap()).unwrap();
+        }
+        values(&weight)[0]
+    });
+    assert_eq!(results, [6.0; 3]);
 }
 
 #[test]
