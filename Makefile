@@ -30,7 +30,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 # uv installs in a third of pip's time. pip installs where uv fails: uv does not read pip's configuration.
 PACKAGES = sh -c 'uv pip install --python $(BIN)/python "$$@" || exec $(PIP) --no-compile "$$@"' packages
 
-.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-candle test-loom test-portable publish-check msrv semver sanitizers fuzz chaos seeded-faults soak lint fmt docs bench bench-builds bench-micro bench-tools mpi chart-tools release wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
+.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-candle test-burn test-loom test-portable publish-check msrv semver sanitizers fuzz chaos seeded-faults soak lint fmt docs bench bench-builds bench-micro bench-tools mpi chart-tools release wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -91,12 +91,15 @@ test-loom: ## Try every order of events in the lock-free parts and in the engine
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/loom" cargo test --locked --profile loom --lib \
 		--package horovod-transport --package horovod-engine
 
-# A workspace of its own, so a build folder of its own.
-CANDLE := --manifest-path crates/horovod-candle/Cargo.toml
-
 test-candle: ## Lint and test the crate horovod-candle, which the first tier leaves out: candle builds for minutes.
-	CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/candle" cargo clippy --locked $(CANDLE) --all-targets -- -D warnings
-	CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/candle" cargo test --locked $(CANDLE)
+test-burn: ## The same of horovod-burn.
+
+# Each is a workspace of its own, so it has a build folder of its own.
+test-candle test-burn: test-%:
+	export CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/$*"; \
+	cargo fmt --check --manifest-path crates/horovod-$*/Cargo.toml && \
+	cargo clippy --locked --manifest-path crates/horovod-$*/Cargo.toml --all-targets -- -D warnings && \
+	cargo test --locked --manifest-path crates/horovod-$*/Cargo.toml
 
 publish-check: ## Package the crates that are published, in their order, and build each from its package; nothing is uploaded.
 	build_backend/crates.sh publish

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-$PWD/target}
 # Workspaces of their own.
-frameworks=(horovod-candle)
+frameworks=(horovod-candle horovod-burn)
 
 publish() {
   # No upload: the crates of this workspace stand in for those that the index does not have yet.
@@ -22,18 +22,31 @@ publish() {
   done
 }
 
-msrv() {
-  local oldest
-  oldest=$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' Cargo.toml)
-  # Without that compiler this is all that can be checked. clippy refuses newer parts of the standard library (`make lint`).
-  cargo metadata --locked --format-version 1 | python3 build_backend/newest_rust.py "$oldest"
+# The `rust-version` of a manifest.
+oldest_of() {
+  sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' "$1"
+}
+
+# Compiles with an oldest Rust: its version, then cargo's words.
+compile_with() {
+  local oldest=$1
+  shift
   if ! rustup toolchain list | grep -q "^$oldest" && ! rustup toolchain install "$oldest" --profile minimal --no-self-update; then
-    echo "not run: Rust $oldest could not be installed; the crates were not compiled with it"
+    echo "not run: Rust $oldest could not be installed; not compiled with it: $*"
     return
   fi
-  CARGO_TARGET_DIR="$target/msrv" cargo "+$oldest" check --locked --package horovod --all-features --package horovod-launch
+  CARGO_TARGET_DIR="$target/msrv" cargo "+$oldest" check --locked "$@"
+}
+
+msrv() {
+  local oldest manifest
+  oldest=$(oldest_of Cargo.toml)
+  # Without that compiler this is all that can be checked. clippy refuses newer parts of the standard library (`make lint`).
+  cargo metadata --locked --format-version 1 | python3 build_backend/newest_rust.py "$oldest"
+  compile_with "$oldest" --package horovod --all-features --package horovod-launch
   for crate in "${frameworks[@]}"; do
-    CARGO_TARGET_DIR="$target/msrv" cargo "+$oldest" check --locked --manifest-path "crates/$crate/Cargo.toml"
+    manifest="crates/$crate/Cargo.toml"
+    compile_with "$(oldest_of "$manifest")" --manifest-path "$manifest"
   done
 }
 

@@ -39,7 +39,7 @@ spark_keras_estimator spark_lightning_estimator stall_report strangers tf_data_s
 tf_elastic threads timeline end_of_job termination top trace_running_job tree watching
 """
 _COMPUTING = """
-mxnet oldest_tensorflow parallel algorithms autotune bench_command bench_ends candle examples
+mxnet oldest_tensorflow parallel algorithms autotune bench_command bench_ends burn candle examples
 gpu_adasum gpu_examples gpu_rocm inference keras lightning_strategy pages real_gpus rust
 spark_examples tensorflow_ops removed_names tf_examples tf_v1_behavior tutorials
 """

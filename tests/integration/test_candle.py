@@ -1,18 +1,12 @@
-"""The example of `horovod-candle` under `horovodrun`: it learns alike on any number of ranks."""
+"""Programs of `horovod-candle` under `horovodrun`: they learn alike on any number of ranks, also when one is killed."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-import harness
 import rust_examples
-
-# A build from nothing on a loaded machine: candle is large.
-BUILD_LIMIT_S = 3000.0
 
 # The same front end and engine; candle itself takes too long to build for the first tier.
 pytestmark = pytest.mark.thorough(
@@ -21,17 +15,16 @@ pytestmark = pytest.mark.thorough(
 
 
 @pytest.fixture(scope="module")
-def cnn() -> Path:
-    """The built example."""
-    target = Path(os.environ.get("CARGO_TARGET_DIR", harness.ROOT / "target")) / "candle"
-    words = ["cargo", "build", "--locked", "--quiet", "--example", "cnn"]
-    words += ["--manifest-path", "crates/horovod-candle/Cargo.toml", "--target-dir", str(target)]
-    built = subprocess.run(
-        words, cwd=harness.ROOT, capture_output=True, text=True, timeout=BUILD_LIMIT_S, check=False
+def programs() -> Path:
+    """The folder of the built programs."""
+    return rust_examples.build_apart("candle")
+
+
+def test_the_network_learns_the_same_on_one_two_and_three_ranks(programs, jobs) -> None:
+    rust_examples.check_that_it_learns_alike(
+        programs / "cnn", jobs, loss_rel=1e-3, accuracy_abs=0.01
     )
-    assert built.returncode == 0, built.stderr
-    return target / "debug" / "examples" / "cnn"
 
 
-def test_the_network_learns_the_same_on_one_two_and_three_ranks(cnn, jobs) -> None:
-    rust_examples.check_that_it_learns_alike(cnn, jobs, loss_rel=1e-3, accuracy_abs=0.01)
+def test_after_a_kill_the_training_goes_on_from_the_last_commit(programs, jobs, tmp_path) -> None:
+    rust_examples.check_that_it_survives_a_kill(programs / "killed", jobs, tmp_path)

@@ -34,7 +34,7 @@ LANGUAGES = {
     "python": "runs on two ranks, or alone where it starts ranks itself",
     "sh": "its commands run",
     "console": "its lines behind `$ ` run, the others are output",
-    "rust": "runs as a documentation test of the crate `horovod` or `horovod-candle`",
+    "rust": "runs as a documentation test of the crate `horovod`, `horovod-burn` or `horovod-candle`",
     "yaml": "is a file of the launcher's options, or variables of a pod",
     "c": "is a file, named in its first line",
     "diff": "changes the page's script; tests/integration/test_tutorials.py applies it and runs the result",
@@ -79,7 +79,9 @@ RUN_ELSEWHERE = {
     r"\bmpi4py\b": "tests/integration/test_mpi.py::test_the_scripts_of_the_documentation"
 }
 # Where the crate makes documentation tests of the pages with blocks in Rust.
-RUST_PAGES = ("crates/horovod/tests/pages/mod.rs", "crates/horovod-candle/tests/pages/mod.rs")
+RUST_PAGES = tuple(
+    f"crates/{crate}/tests/pages/mod.rs" for crate in ("horovod", "horovod-burn", "horovod-candle")
+)
 # Where a page's server of Spark Connect is.
 CONNECT = "sc://spark.example:15002"
 

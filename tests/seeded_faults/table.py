@@ -537,7 +537,7 @@ FAULTS = (
         "after a loss, ranks of Rust go on from the oldest commit",
         Rust("horovod", ("the_newest_state_that_was_trained_wins_then_the_lowest_rank",)),
     ),
-    # ---- candle, which is tested in the second tier
+    # ---- candle and burn, which are tested in the second tier
     Fault(
         "unused-counts-as-one",
         "crates/horovod-candle/src/gradients.rs",
@@ -545,6 +545,14 @@ FAULTS = (
         "                let zeros = var.ones_like()?;\n",
         "a parameter that the loss of a rank does not use has a gradient of ones",
         Rust("horovod-candle", ("unused_parameters_count_as_zero_and_pair_by_name",)),
+    ),
+    Fault(
+        "own-ids-stay",
+        "crates/horovod-burn/src/parameters.rs",
+        "            param.id = id;\n",
+        "            let _ = id;\n",
+        "a broadcast of burn's parameters leaves each rank its own ids, by which the optimizer finds its moments",
+        Rust("horovod-burn", ("an_elastic_state_is_restored_with_moments_and_ids",)),
     ),
     # ---- glue
     Fault(

@@ -21,6 +21,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("horovod-timeline", 2),
     ("horovod-engine", 3),
     ("horovod", 4),
+    ("horovod-burn", 5),
     ("horovod-candle", 5),
     ("horovod-launch", 4),
     ("horovod-python", 5),

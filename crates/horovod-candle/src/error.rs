@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use horovod::framework;
+
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -30,19 +32,7 @@ impl fmt::Display for Error {
         match self {
             Self::Horovod(error) => error.fmt(f),
             Self::Candle(error) => error.fmt(f),
-            Self::Differ {
-                sides: [(first, one), (second, other)],
-            } => {
-                let [one, other] = [one, other].map(|side| match side {
-                    Some(line) => line.as_str(),
-                    None => "no such parameter",
-                });
-                write!(
-                    f,
-                    "the ranks train different models: rank {first} has {one}, rank {second} has {other}; make the same \
-                     parameters and settings on all ranks"
-                )
-            }
+            Self::Differ { sides } => f.write_str(&framework::difference_text(sides)),
             Self::Invalid { mistake } => f.write_str(mistake),
         }
     }

@@ -28,7 +28,7 @@
 //! Parameters pair by their names in the `VarMap`, so the order in which a rank made them does not matter. They and
 //! their gradients are sent from candle's own memory, and results are written there: nothing is copied, unless
 //! a tensor is strided, shares its memory with another one, or is on a GPU. Types are `f64`, `f32`, `f16` and `bf16`;
-//! [`broadcast_parameters`] also sends integers.
+//! [`broadcast_parameters`] also sends integers. [`ElasticState`] is for trainings that go on when ranks are lost, come or go.
 //!
 //! # Errors
 //! [`Error`] is one of this crate, of `horovod` or of candle. It converts into candle's, so `?` works in functions that
@@ -36,6 +36,7 @@
 #![forbid(unsafe_code)]
 
 mod broadcast;
+mod elastic;
 mod error;
 mod gradients;
 mod memory;
@@ -43,6 +44,7 @@ mod optimizer;
 mod parameters;
 
 pub use broadcast::broadcast_parameters;
+pub use elastic::ElasticState;
 pub use error::{Error, Result};
 pub use optimizer::DistributedOptimizer;
 pub use parameters::Parameters;

@@ -1,6 +1,5 @@
 //! The named parameters of a model, and the check that all ranks have the same.
 
-use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasher;
 use std::sync::PoisonError;
@@ -8,6 +7,7 @@ use std::sync::PoisonError;
 use candle_core::{DType, TensorId, Var};
 use candle_nn::VarMap;
 use horovod::Communicator;
+use horovod::framework::Lines;
 
 use crate::error::{Error, Result};
 use crate::memory::TYPES;
@@ -131,56 +131,10 @@ impl Sorted {
     }
 }
 
-/// Compares the lines of all ranks, each a key, a tab and a value. If two ranks differ, all ranks get the error.
-pub(crate) fn agree(hvd: &Communicator, mut lines: Vec<String>) -> Result<()> {
-    if hvd.size() == 1 {
-        return Ok(());
+/// An error on all ranks if two have different lines, each a key, a tab and a value.
+pub(crate) fn agree(hvd: &Communicator, lines: Vec<String>) -> Result<()> {
+    match Lines::new(lines).difference(hvd, "candle.parameters")? {
+        Some(sides) => Err(Error::Differ { sides }),
+        None => Ok(()),
     }
-    lines.sort_unstable();
-    let text = lines.join("\n");
-    let fingerprints = hvd
-        .named("candle.parameters")
-        .allgather(&[fingerprint(text.as_bytes())], 1)?;
-    let Some(other) = fingerprints.iter().position(|one| *one != fingerprints[0]) else {
-        return Ok(());
-    };
-    // Rank 0 and the first one that differs send their lines to all.
-    let mine = match hvd.rank() {
-        rank if rank == 0 || rank == other => format!("{text}\0").into_bytes(),
-        _ => Vec::new(),
-    };
-    let texts = hvd.named("candle.parameters.differ").allgather(&mine, 1)?;
-    let texts = String::from_utf8_lossy(&texts);
-    let (first, second) = texts.split_once('\0').unwrap_or((&texts, ""));
-    let [one, two] = first_difference(first, second.trim_end_matches('\0'));
-    let members = hvd.members();
-    Err(Error::Differ {
-        sides: [(members[0], one), (members[other], two)],
-    })
-}
-
-/// The first key of sorted lines whose values differ, or that one side lacks.
-fn first_difference(first: &str, second: &str) -> [Option<String>; 2] {
-    let (mut first, mut second) = (first.lines().peekable(), second.lines().peekable());
-    while first.peek() == second.peek() && first.peek().is_some() {
-        first.next();
-        second.next();
-    }
-    let shown = |line: &str| Some(line.replace('\t', " "));
-    let key = |line: &str| line.split('\t').next().map(str::to_owned);
-    match (first.next(), second.next()) {
-        (Some(one), Some(two)) => match key(one).cmp(&key(two)) {
-            Ordering::Equal => [shown(one), shown(two)],
-            Ordering::Less => [shown(one), None],
-            Ordering::Greater => [None, shown(two)],
-        },
-        (one, two) => [one.and_then(shown), two.and_then(shown)],
-    }
-}
-
-/// A number that is the same for the same bytes (FNV-1a).
-fn fingerprint(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
-    })
 }

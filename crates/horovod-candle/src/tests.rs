@@ -4,10 +4,11 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Storage, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW, SGD, VarMap};
 use horovod::ReduceOp::{Average, Max, Sum};
-use horovod::testing::on_ranks;
+use horovod::elastic::Checkpoint;
+use horovod::testing::{on_ranks, process_set};
 
 use crate::memory::LOCKS_MAX;
-use crate::{DistributedOptimizer, Error, Parameters, broadcast_parameters};
+use crate::{DistributedOptimizer, ElasticState, Error, Parameters, broadcast_parameters};
 
 fn var(values: &[f32]) -> Var {
     Var::new(values, &Device::Cpu).unwrap()
@@ -162,6 +163,24 @@ fn unused_parameters_count_as_zero_and_pair_by_name() {
         [a, b, c].map(|var| values(&var)[0])
     });
     assert_eq!(results, [[0.0, -4.0, 1.0]; 3]);
+}
+
+#[test]
+fn a_process_set_trains_by_itself() {
+    let results = on_ranks(3, |hvd| {
+        let set = process_set(hvd, &[0, 2]).unwrap();
+        let weight = var(&[hvd.rank() as f32 + 5.0]);
+        let parameters = named(&[("w", &weight)]);
+        if let Some(hvd) = set.communicator() {
+            broadcast_parameters(hvd, &parameters, 1).unwrap();
+            let mut optimizer =
+                DistributedOptimizer::new(hvd, sgd(&parameters), &parameters).unwrap();
+            let loss = (weight.as_tensor() * (2.0 * hvd.rank() as f64)).unwrap();
+            optimizer.backward_step(&loss.sum_all().unwrap()).unwrap();
+        }
+        values(&weight)[0]
+    });
+    assert_eq!(results, [6.0; 3]);
 }
 
 #[test]
@@ -442,6 +461,55 @@ fn errors_keep_their_words_in_functions_of_candle() {
     );
     let error = Error::from(candle_core::Error::Msg("of candle".into()));
     assert_eq!(of_candle(error).unwrap_err().to_string(), "of candle");
+}
+
+#[test]
+fn an_elastic_state_is_restored_into_the_same_variables() {
+    let half = Tensor::new(&[0.5f32, -2.0], &Device::Cpu).unwrap();
+    let half = Var::from_tensor(&half.to_dtype(DType::BF16).unwrap()).unwrap();
+    let weight = var(&[1.0, 2.0, 3.0]);
+    let mut state = ElasticState {
+        parameters: named(&[("weight", &weight), ("half", &half), ("tied", &weight)]),
+        progress: (7u32, "seventh".to_owned()),
+    };
+    let saved = state.save().unwrap();
+    weight.set(&tensor(&[0.0; 3])).unwrap();
+    half.set(&half.zeros_like().unwrap()).unwrap();
+    state.progress = (0, String::new());
+    state.restore(&saved).unwrap();
+    assert_eq!(state.progress, (7, "seventh".to_owned()));
+    assert_eq!(values(&weight), [1.0, 2.0, 3.0]);
+    assert_eq!(values(&half), [0.5, -2.0]);
+}
+
+#[test]
+fn bytes_of_another_elastic_state_are_an_error_and_change_nothing() {
+    fn state(parameters: &[(&str, &Var)]) -> ElasticState<Vec<(String, Var)>, u32> {
+        ElasticState {
+            parameters: named(parameters),
+            progress: 1,
+        }
+    }
+    let (a, b, longer) = (var(&[1.0]), var(&[2.0]), var(&[3.0, 4.0]));
+    let saved = state(&[("a", &a), ("b", &b)]).save().unwrap();
+    let other = var(&[5.0]);
+    for (parameters, expected) in [
+        (
+            vec![("a", &other), ("b", &longer)],
+            r#""b" of type f32 and shape [1] was sent for one of type f32 and shape [2]"#,
+        ),
+        (vec![("a", &other), ("c", &b)], r#"they have no "c""#),
+        (vec![("a", &other)], r#"the model has no parameter "b""#),
+    ] {
+        let error = state(&parameters).restore(&saved).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+        assert!(error.is_mistake());
+    }
+    for len in [0, 5, 8, 20, saved.len() - 1] {
+        let error = state(&[("a", &other), ("b", &b)]).restore(&saved[..len]);
+        assert!(error.unwrap_err().is_mistake(), "{len}");
+    }
+    assert_eq!(values(&other), [5.0]);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::ReduceOp::Max;
 use crate::error::{Error, Result};
+use crate::framework::broadcast_bytes;
 use crate::guard::{self, Horovod};
 
 /// `run` gives up after this many losses of one rank without a commit: the next attempt would end in the same way.
@@ -237,20 +238,8 @@ impl<S: Checkpoint> Job<'_, S> {
 
     fn broadcast_state(&self, state: &mut S, root: usize) -> Result<Vec<u8>> {
         let is_root = self.rank() == root;
-        let mut saved = if is_root { state.save()? } else { Vec::new() };
-        let mut len = [saved.len() as u64];
-        let hvd = self.named("elastic.state");
-        hvd.broadcast_in_place(&mut len, root)?;
-        if !is_root {
-            let len = usize::try_from(len[0]).ok();
-            let len = len.filter(|len| saved.try_reserve_exact(*len).is_ok());
-            let Some(len) = len else {
-                let text = format!("the elastic state of rank {root} does not fit into memory");
-                return Err(Error::invalid(text));
-            };
-            saved.resize(len, 0);
-        }
-        hvd.broadcast_in_place(&mut saved, root)?;
+        let own = if is_root { state.save()? } else { Vec::new() };
+        let saved = broadcast_bytes(&self.named("elastic.state"), own, root)?;
         if !is_root {
             state.restore(&saved)?;
         }

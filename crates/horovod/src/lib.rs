@@ -53,6 +53,8 @@ mod communicator;
 pub mod elastic;
 mod element;
 mod error;
+#[doc(hidden)]
+pub mod framework;
 mod guard;
 #[allow(unsafe_code, reason = "the only module with unsafe code")]
 mod memory;

@@ -10,6 +10,8 @@ use horovod_engine::config::Config;
 use horovod_transport::{Mesh, testing};
 
 use crate::communicator::Communicator;
+use crate::error::Result;
+use crate::process_set::ProcessSet;
 
 /// Hard bound of every wait; only a hang reaches it.
 pub const LIMIT: Duration = Duration::from_secs(240);
@@ -49,4 +51,12 @@ pub fn on_ranks<T: Send + 'static>(
     results
         .map(|(_, result)| result.unwrap_or_else(|panic| resume_unwind(panic)))
         .collect()
+}
+
+/// As [`Horovod::process_set`](crate::Horovod::process_set), which these ranks have no guard for.
+///
+/// # Errors
+/// Those of `process_set`.
+pub fn process_set(world: &Communicator, ranks: &[usize]) -> Result<ProcessSet> {
+    ProcessSet::add(world, ranks)
 }

@@ -2,11 +2,10 @@
 //!
 //! Arguments: a folder, the number of ranks with which the second half is trained, and `kill once` or `kill always` if the
 //! last rank shall be killed in the first half.
-#![allow(clippy::print_stdout, reason = "the lines that the test reads")]
 
-use std::io::Write;
+mod mishap;
+
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use horovod::ReduceOp::Max;
@@ -32,7 +31,7 @@ fn main() -> horovod::Result<()> {
     let last_rank = elastic::run(&mut training, |job, training| {
         let (rank, size) = (job.rank(), job.size());
         let step = training.step;
-        tell(&format!(
+        mishap::tell(&format!(
             "generation of {size}: rank {rank} from step {step}\n"
         ));
         if step == 0 {
@@ -41,13 +40,13 @@ fn main() -> horovod::Result<()> {
         while training.step < STEPS {
             if training.step >= 5 && rank == 1 {
                 match kills {
-                    "kill once" if is_first(folder) => kill(),
-                    "kill always" => kill(),
+                    "kill once" => mishap::kill_once(folder),
+                    "kill always" => mishap::kill(),
                     _ => {}
                 }
             }
             if training.step == STEPS / 2 && size.to_string() != *wanted {
-                tell(&format!("rank {rank} waits\n"));
+                mishap::tell(&format!("rank {rank} waits\n"));
                 loop {
                     job.check_members()?;
                     std::thread::sleep(Duration::from_millis(5));
@@ -67,26 +66,8 @@ fn main() -> horovod::Result<()> {
         horovod::Result::Ok(rank)
     })?;
     match last_rank {
-        Some(rank) => tell(&format!("rank {rank} ended with {:?}\n", training.weights)),
-        None => tell("was removed\n"),
+        Some(rank) => mishap::tell(&format!("rank {rank} ended with {:?}\n", training.weights)),
+        None => mishap::tell("was removed\n"),
     }
     Ok(())
-}
-
-/// Whether no rank has called this before.
-fn is_first(folder: &Path) -> bool {
-    std::fs::File::create_new(folder.join("killed")).is_ok()
-}
-
-fn kill() -> ! {
-    let own = std::process::id().to_string();
-    let _ = Command::new("kill").args(["-KILL", &own]).status();
-    loop {
-        std::thread::park();
-    }
-}
-
-/// One write, so that the lines of ranks stay whole.
-fn tell(line: &str) {
-    let _ = std::io::stdout().write_all(line.as_bytes());
 }

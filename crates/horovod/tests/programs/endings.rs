@@ -1,12 +1,8 @@
 //! Ranks that end in every way. The last rank does what the first argument says; the others reduce until an error.
 //! With `well` all ranks use the calls of the guard, and leave and join the job twice.
-#![allow(
-    clippy::print_stdout,
-    clippy::panic,
-    reason = "what the test reads, and what it is about"
-)]
+#![allow(clippy::panic, reason = "what the test is about")]
 
-use std::io::Write;
+mod mishap;
 
 use horovod::Error;
 use horovod::ReduceOp::Sum;
@@ -26,7 +22,7 @@ fn main() -> horovod::Result<()> {
     if hvd.rank() + 1 < hvd.size() {
         loop {
             if let Err(error) = hvd.allreduce_in_place(&mut values, Sum) {
-                tell(&format!("rank {} caught: {error}\n", hvd.rank()));
+                mishap::tell(&format!("rank {} caught: {error}\n", hvd.rank()));
                 return Err(error);
             }
         }
@@ -79,11 +75,6 @@ fn use_the_guard() -> horovod::Result<()> {
     let last = hvd.join()?;
     assert!(last < size);
     hvd.barrier()?;
-    tell(&format!("rank {rank} is well\n"));
+    mishap::tell(&format!("rank {rank} is well\n"));
     Ok(())
-}
-
-/// One write, so that the lines of ranks stay whole.
-fn tell(line: &str) {
-    let _ = std::io::stdout().write_all(line.as_bytes());
 }

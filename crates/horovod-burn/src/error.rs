@@ -1,0 +1,88 @@
+//! The errors of this crate; their text is made here.
+
+use std::fmt;
+
+use horovod::framework;
+
+/// A result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error of a call of this crate. `Display` and `Debug` print a sentence.
+#[non_exhaustive]
+pub enum Error {
+    /// An operation between the ranks has failed.
+    Horovod(horovod::Error),
+    /// burn could not read or write parameters or the state of an optimizer on this rank.
+    Burn(Box<dyn std::error::Error + Send + Sync>),
+    /// Two ranks have different parameters, or different settings of the optimizer. All ranks get this, and the job
+    /// goes on.
+    Differ {
+        /// Both ranks, with the first parameter or setting that differs; `None` on a rank that has none of that name.
+        sides: [(usize, Option<String>); 2],
+    },
+    /// The arguments of this call have no meaning; no parameter or gradient was sent.
+    Invalid {
+        /// The mistake, as text for the user.
+        mistake: String,
+    },
+}
+
+impl Error {
+    pub(crate) fn invalid(mistake: impl Into<String>) -> Self {
+        Self::Invalid {
+            mistake: mistake.into(),
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Horovod(error) => error.fmt(f),
+            Self::Burn(error) => error.fmt(f),
+            Self::Differ { sides } => f.write_str(&framework::difference_text(sides)),
+            Self::Invalid { mistake } => f.write_str(mistake),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Horovod(error) => Some(error),
+            Self::Burn(error) => Some(&**error),
+            Self::Differ { .. } | Self::Invalid { .. } => None,
+        }
+    }
+}
+
+impl From<horovod::Error> for Error {
+    fn from(error: horovod::Error) -> Self {
+        Self::Horovod(error)
+    }
+}
+
+impl From<burn::store::RecordError> for Error {
+    fn from(error: burn::store::RecordError) -> Self {
+        Self::Burn(Box::new(error))
+    }
+}
+
+impl From<burn_pack::Error> for Error {
+    fn from(error: burn_pack::Error) -> Self {
+        // burn_pack's errors are no `std::error::Error` without its feature.
+        Self::Burn(error.to_string().into())
+    }
+}
+
+impl From<burn::tensor::DataError> for Error {
+    fn from(error: burn::tensor::DataError) -> Self {
+        Self::Burn(Box::new(error))
+    }
+}

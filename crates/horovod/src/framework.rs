@@ -1,0 +1,147 @@
+//! The parts that the crates for frameworks share: models that ranks compare, bytes of one rank for all, and the form of
+//! elastic states.
+#![forbid(unsafe_code)]
+
+use std::cmp::Ordering;
+use std::fmt::Display;
+
+use crate::communicator::Communicator;
+use crate::error::{Error, Result};
+
+/// Two ranks of the job, each with its first line that differs; `None` on a rank that has no line of that key.
+pub type Sides = [(usize, Option<String>); 2];
+
+/// Lines that all ranks should have alike, in any order. Each is a key, a tab and a value.
+#[derive(Clone, Debug)]
+pub struct Lines {
+    text: String,
+    fingerprint: u64,
+}
+
+impl Lines {
+    /// These lines.
+    pub fn new(mut lines: Vec<String>) -> Self {
+        lines.sort_unstable();
+        let text = lines.join("\n");
+        let fingerprint = fingerprint(text.as_bytes());
+        Self { text, fingerprint }
+    }
+
+    /// Compares the lines of all ranks, in operations of this name. If two ranks differ, all ranks get both sides.
+    ///
+    /// # Errors
+    /// Those of [`Communicator`].
+    pub fn difference(&self, hvd: &Communicator, name: &str) -> Result<Option<Sides>> {
+        if hvd.size() == 1 {
+            return Ok(None);
+        }
+        let fingerprints = hvd.named(name).allgather(&[self.fingerprint], 1)?;
+        let Some(other) = fingerprints.iter().position(|one| *one != fingerprints[0]) else {
+            return Ok(None);
+        };
+        // Rank 0 and the first one that differs send their lines to all.
+        let mine = match hvd.rank() {
+            rank if rank == 0 || rank == other => format!("{}\0", self.text).into_bytes(),
+            _ => Vec::new(),
+        };
+        let texts = hvd.named(&format!("{name}.differ")).allgather(&mine, 1)?;
+        let texts = String::from_utf8_lossy(&texts);
+        let (first, second) = texts.split_once('\0').unwrap_or((&texts, ""));
+        let [one, two] = first_difference(first, second.trim_end_matches('\0'));
+        let members = hvd.members();
+        Ok(Some([(members[0], one), (members[other], two)]))
+    }
+}
+
+/// The text of an error about ranks whose models differ.
+pub fn difference_text(sides: &Sides) -> String {
+    let [(first, one), (second, other)] = sides;
+    let [one, other] = [one, other].map(|side| side.as_deref().unwrap_or("no such parameter"));
+    format!(
+        "the ranks train different models: rank {first} has {one}, rank {second} has {other}; make the same parameters \
+         and settings on all ranks"
+    )
+}
+
+/// The first key of sorted lines whose values differ, or that one side lacks.
+fn first_difference(first: &str, second: &str) -> [Option<String>; 2] {
+    let (mut first, mut second) = (first.lines().peekable(), second.lines().peekable());
+    while first.peek() == second.peek() && first.peek().is_some() {
+        first.next();
+        second.next();
+    }
+    let shown = |line: &str| Some(line.replace('\t', " "));
+    let key = |line: &str| line.split('\t').next().map(str::to_owned);
+    match (first.next(), second.next()) {
+        (Some(one), Some(two)) => match key(one).cmp(&key(two)) {
+            Ordering::Equal => [shown(one), shown(two)],
+            Ordering::Less => [shown(one), None],
+            Ordering::Greater => [None, shown(two)],
+        },
+        (one, two) => [one.and_then(shown), two.and_then(shown)],
+    }
+}
+
+/// A number that is the same for the same bytes (FNV-1a).
+fn fingerprint(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+    })
+}
+
+/// The bytes of the rank `root`, on all ranks; those of the others are dropped.
+///
+/// # Errors
+/// Those of [`Communicator`]; [`Error::Invalid`] on a rank whose memory the bytes do not fit into.
+pub fn broadcast_bytes(hvd: &Communicator, mut bytes: Vec<u8>, root: usize) -> Result<Vec<u8>> {
+    let mut len = [bytes.len() as u64];
+    hvd.broadcast_in_place(&mut len, root)?;
+    if hvd.rank() != root {
+        bytes.clear();
+        let wanted = usize::try_from(len[0]).ok();
+        let Some(wanted) = wanted.filter(|len| bytes.try_reserve_exact(*len).is_ok()) else {
+            return Err(Error::invalid(format!(
+                "the {} bytes of rank {root} do not fit into the memory of this rank",
+                len[0]
+            )));
+        };
+        bytes.resize(wanted, 0);
+    }
+    hvd.broadcast_in_place(&mut bytes, root)?;
+    Ok(bytes)
+}
+
+/// An elastic state as bytes: parts of a framework, and the progress of the training.
+pub fn join(parts: &[&[u8]], progress: &[u8]) -> Vec<u8> {
+    let mut joined = Vec::new();
+    for part in parts {
+        joined.extend_from_slice(&(part.len() as u64).to_le_bytes());
+        joined.extend_from_slice(part);
+    }
+    joined.extend_from_slice(progress);
+    joined
+}
+
+/// The first part of a state that [`join`] has made, and the bytes behind it.
+///
+/// # Errors
+/// [`Error::Invalid`] if the bytes end before the part does.
+pub fn cut(joined: &[u8]) -> Result<(&[u8], &[u8])> {
+    let part = joined.split_first_chunk().and_then(|(len, rest)| {
+        let len = usize::try_from(u64::from_le_bytes(*len)).ok()?;
+        rest.split_at_checked(len)
+    });
+    part.ok_or_else(|| state_error(&"its bytes end too early"))
+}
+
+/// The error of a framework's elastic state.
+pub fn state_error(why: &dyn Display) -> Error {
+    Error::invalid(format!(
+        "the elastic state cannot be saved or restored: {why}"
+    ))
+}
+
+/// The text of an error about saved parameters that the model does not have so.
+pub fn of_another_model(why: &str) -> String {
+    format!("the parameters are those of another model: {why}; use the same model on all ranks")
+}
