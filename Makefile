@@ -87,6 +87,9 @@ test-portable: ## Run the Rust tests with the code paths that need no Linux (doc
 		timeout --kill-after=10 6000 cargo test --locked --lib --bins --tests --no-fail-fast $$packages; \
 	fi
 
+# Crates that are workspaces of their own; their manifests give the reason.
+OWN_WORKSPACES := crates/horovod-candle crates/horovod-burn
+
 test-loom: ## Try every order of events in the lock-free parts and in the engine's driver lock (loom).
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/loom" cargo test --locked --profile loom --lib \
 		--package horovod-transport --package horovod-engine
@@ -94,10 +97,9 @@ test-loom: ## Try every order of events in the lock-free parts and in the engine
 test-candle: ## Lint and test the crate horovod-candle, which the first tier leaves out: candle builds for minutes.
 test-burn: ## The same of horovod-burn.
 
-# Each is a workspace of its own, so it has a build folder of its own.
+# Each has a build folder of its own.
 test-candle test-burn: test-%:
 	export CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/$*"; \
-	cargo fmt --check --manifest-path crates/horovod-$*/Cargo.toml && \
 	cargo clippy --locked --manifest-path crates/horovod-$*/Cargo.toml --all-targets -- -D warnings && \
 	cargo test --locked --manifest-path crates/horovod-$*/Cargo.toml
 
@@ -150,7 +152,7 @@ host-tools:
 
 lint: $(DEV) ## Check formatting, lints, types, stubs, layers and the map.
 	cargo fmt --all --check
-	cargo fmt $(CANDLE) --check
+	for crate in $(OWN_WORKSPACES); do cargo fmt --check --manifest-path $$crate/Cargo.toml || exit 1; done
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	cargo run --locked --quiet --package xtask -- tidy
 	ruff check .
@@ -161,13 +163,13 @@ lint: $(DEV) ## Check formatting, lints, types, stubs, layers and the map.
 		--disable-error-code var-annotated examples/pytorch examples/elastic examples/adasum
 	basedpyright
 	python -m mypy.stubtest horovod._core --mypy-config-file pyproject.toml
-	if cargo deny --version >/dev/null 2>&1; then cargo deny --locked check licenses bans sources && \
-			cargo deny --locked $(CANDLE) check --config deny.toml licenses bans sources; \
+	if cargo deny --version >/dev/null 2>&1; then for crate in . $(OWN_WORKSPACES); do \
+		cargo deny --locked --manifest-path $$crate/Cargo.toml check --config deny.toml licenses bans sources || exit 1; done; \
 		else echo "not run: cargo-deny is not installed (licences and sources of dependencies)"; fi
 
 fmt: $(STAMPS)/dev-packages ## Format all code.
 	cargo fmt --all
-	cargo fmt $(CANDLE)
+	for crate in $(OWN_WORKSPACES); do cargo fmt --manifest-path $$crate/Cargo.toml || exit 1; done
 	ruff check --fix .
 	ruff format .
 
