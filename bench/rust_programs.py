@@ -1,4 +1,5 @@
-"""The benchmark's programs in Rust: examples of the crates, built as users build theirs."""
+"""The benchmark's programs in Rust, examples of the crates: that of horovod with the wheel's release profile, that of
+horovod-candle with cargo's own."""
 
 from __future__ import annotations
 

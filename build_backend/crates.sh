@@ -11,9 +11,8 @@ publish() {
   # No upload: the crates of this workspace stand in for those that the index does not have yet.
   cargo publish --workspace --dry-run --locked --allow-dirty
   # The front end, which is in another workspace, stands in by a patch. That would change their lock files: hence a copy.
-  local copy
   copy=$(mktemp -d)
-  trap 'rm -rf "$copy"' RETURN
+  trap 'rm -rf "$copy"' EXIT
   git ls-files -z --cached --others --exclude-standard Cargo.toml Cargo.lock LICENSE README.md crates xtask ':!crates/horovod-fuzz/corpus' |
     xargs -0 cp --parents --no-dereference -t "$copy"
   for crate in "${frameworks[@]}"; do

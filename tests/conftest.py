@@ -19,9 +19,9 @@ import side_by_side
 
 HERE = Path(__file__).resolve().parent
 RANK_SITE = str(HERE / "rank_site")
-# The folder of compiled programs, which JAX makes.
+# JAX writes its compiled programs into this folder.
 JAX_PROGRAMS = HERE.parent / ".stamps" / "jax-programs"
-UNUSED_S = 30 * 86400.0
+KEPT_S = 30 * 86400.0
 XLA_FLAGS = ("--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true")
 BEGUN_S = pytest.StashKey[float]()
 sys.path.append(RANK_SITE)
@@ -58,14 +58,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [RANK_SITE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     ).rstrip(os.pathsep)
-    # Ranks share compiled programs of JAX (tests/rank_site/lean_imports.py), also those of earlier runs.
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(JAX_PROGRAMS))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     if not _is_rank():
         _forget_old_programs()
-    # XLA compiles in less time. The operations of this package are calls, which its passes do not change. The second
-    # tier runs programs as users do.
+    # In the first tier ranks share compiled programs of JAX, also those of earlier runs
+    # (tests/rank_site/lean_imports.py). XLA optimises less there: the operations of this package are calls, which its
+    # passes do not change. In the second tier each rank compiles its own programs, as a user's rank does.
     if config.getoption("--tier") == "first":
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(JAX_PROGRAMS))
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         os.environ.setdefault("XLA_FLAGS", " ".join(XLA_FLAGS))
     # A Java that lives for seconds costs least with its quick compiler alone and no threads that collect garbage.
     os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -76,8 +76,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def _forget_old_programs() -> None:
     """Remove compiled programs that were written long ago: nobody else removes those of changed tests."""
     for path in JAX_PROGRAMS.glob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_mtime < time.time() - UNUSED_S:
+        # Another run may remove it at the same time; or it is of another user.
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < time.time() - KEPT_S:
                 path.unlink()
 
 

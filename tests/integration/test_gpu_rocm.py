@@ -24,7 +24,7 @@ OTHERS = (
     "test_gpu_sparse.py",
     "test_gpu_dropped.py",
 )
-# Of both, the same functions copy between GPU and host.
+# The same functions copy between host and GPU on both kinds of GPU.
 STAGED = pytest.mark.thorough(
     also="tests/integration/test_gpu_rocm.py::test_hosts_of_both_kinds_go_through_host_memory"
 )

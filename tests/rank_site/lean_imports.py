@@ -60,15 +60,20 @@ _compile = _compile_and_write_cache
 def _compile_and_write_cache(
     backend, computation, executable_devices, compile_options, host_callbacks, module_name, cache_key
 ):
-    with open(_os.path.join(config.compilation_cache_dir.value, cache_key + ".lock"), "a") as lock:
+    words = (backend, computation, executable_devices, compile_options, host_callbacks, module_name, cache_key)
+    folder = config.compilation_cache_dir.value
+    if not folder:
+        return _compile(*words)
+    try:
+        lock = open(_os.path.join(folder, cache_key + ".lock"), "a")
+    except OSError:  # a full disk, or a folder of another user: JAX itself only warns
+        return _compile(*words)
+    with lock:
         _fcntl.flock(lock, _fcntl.LOCK_EX)
         found, _ = _cache_read(
             module_name, cache_key, compile_options, backend, executable_devices
         )
-        return found or _compile(
-            backend, computation, executable_devices, compile_options, host_callbacks, module_name,
-            cache_key,
-        )
+        return found or _compile(*words)
 """
 # A reader sees the whole program or none, also if the rank that writes it is killed.
 _WHOLE_PROGRAMS = """
@@ -119,8 +124,8 @@ def _without_the_compiler(spec):
     return spec
 
 
-# A fifth of PyTorch's import. Its functions are for tensors without data, which the compiler uses. It runs when one of
-# its names is used, and when the compiler is imported.
+# This module takes a fifth of the time of PyTorch's import. It computes shapes for tensors without data, mostly for the
+# compiler. It is executed when one of its names is used or when the compiler is imported.
 _ON_DEMAND = "torch._meta_registrations"
 
 
@@ -138,7 +143,7 @@ def _on_demand(spec):
                 return getattr(module, name)
 
             module.__getattr__ = load
-            # Else its imports would do this.
+            # `torch.Generator` needs this now; the module's own imports would have done it.
             torch = sys.modules["torch"]
             if set_metaclass := getattr(torch._C, "_set_generator_metaclass", None):
                 set_metaclass(
@@ -186,6 +191,7 @@ class _WithoutCollections:
         if name == _ON_DEMAND:
             return _on_demand(importlib.machinery.PathFinder.find_spec(name, path, target))
         if name == "torch._dynamo" and _ON_DEMAND in sys.modules:
+            # Any name of the module executes it.
             _ = sys.modules[_ON_DEMAND].utils
         if name not in _SPARED:
             return None

@@ -1,4 +1,4 @@
-"""Without `lean_imports` each rank that trains would import PyTorch's compiler."""
+"""`lean_imports`: what it leaves out is imported when it is used, and one process compiles a program of JAX for all."""
 
 from __future__ import annotations
 
@@ -85,10 +85,25 @@ def test_shapes_of_tensors_without_data_are_computed_by_what_is_imported_on_dema
     assert lines_of(FAKE) == ["cpu False", "2 5", "True"]
 
 
+# No process compiles before all three have missed the program in the cache.
 PROGRAM = """
+import os
+import time
 import lean_imports
 import jax
 from jax._src import compiler
+
+once = compiler._compile_and_write_cache
+
+def after_all_missed(*args):
+    missed = os.environ.get("MISSED")
+    if missed:
+        open(os.path.join(missed, str(os.getpid())), "w").close()
+        while len(os.listdir(missed)) < 3:
+            time.sleep(0.01)
+    return once(*args)
+
+compiler._compile_and_write_cache = after_all_missed
 
 compiled = []
 compile = compiler.backend_compile_and_load
@@ -104,10 +119,24 @@ print(jax.jit(lambda x: x * 3 + 1)(2.0), len(compiled), flush=True)
 
 def test_one_process_compiles_a_program_of_jax_for_all(tmp_path: Path) -> None:
     pytest.importorskip("jax")
-    folder = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
+    folder = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")}
     folder["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        outputs = [*pool.map(lambda _: lines_of(PROGRAM, **folder), range(3))]
+    missed = tmp_path / "missed"
+    missed.mkdir()
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        outputs = [*pool.map(lambda _: lines_of(PROGRAM, MISSED=str(missed), **folder), range(3))]
     assert sorted(outputs) == [["7.0 0"], ["7.0 0"], ["7.0 1"]]
     # No half of a program is left.
-    assert {path.suffix for path in tmp_path.iterdir()} == {"", ".lock"}
+    assert {path.suffix for path in (tmp_path / "programs").iterdir()} == {"", ".lock"}
+
+
+def test_without_a_folder_for_programs_a_process_compiles_its_own() -> None:
+    pytest.importorskip("jax")
+    assert lines_of(PROGRAM) == ["7.0 1"]
+
+
+def test_a_folder_that_takes_no_file_is_no_failure(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    folder = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "file" / "folder")}
+    (tmp_path / "file").touch()
+    assert lines_of(PROGRAM, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", **folder) == ["7.0 1"]

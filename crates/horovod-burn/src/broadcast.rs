@@ -4,23 +4,24 @@ use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::Bytes;
 use horovod::Communicator;
-use horovod::framework::{Lines, broadcast_bytes, difference_text};
+use horovod::framework::{Lines, broadcast_bytes};
 
 use crate::error::{Error, Result};
 use crate::parameters::{self, Named};
 
-/// Gives the module of all ranks the parameters of that of the rank `root`.
+/// Returns the module with the parameters of the rank `root`, on all ranks.
 ///
 /// Call it on all ranks after the module is made or loaded, before the first step. Parameters pair by their paths in the
 /// module; all ranks must have the same paths, types and shapes. Tensors of integers, of booleans and running means are
 /// sent, too. The parameters also take over the ids of that rank, which burn draws at random in each process: the
-/// state of an optimizer belongs to ids.
+/// state of an optimizer belongs to ids. Make groups of parameters by path, or by ids after this call: ids that were
+/// collected before do not match on the other ranks, and the replicas then differ without an error.
 ///
 /// The state of an optimizer that has made steps before is sent by [`broadcast_optimizer_state`].
 ///
 /// # Errors
 /// - [`Error::Differ`] on all ranks if two have different parameters;
-/// - [`Error::Burn`] if burn cannot write or read the parameters;
+/// - [`Error::Burn`] if burn cannot write or read the parameters: of one rank, so end the program, for the others wait;
 /// - [`Error::Horovod`] for those of [`Communicator`], also if there is no rank `root`.
 pub fn broadcast_parameters<M: Module>(hvd: &Communicator, module: M, root: usize) -> Result<M> {
     let own = parameters::of(&module);
@@ -36,15 +37,16 @@ pub fn broadcast_parameters<M: Module>(hvd: &Communicator, module: M, root: usiz
     }
 }
 
-/// Gives the optimizer of all ranks the state of that of the rank `root`, such as moments and numbers of steps.
+/// Sends the state of the optimizer of the rank `root`, such as moments and numbers of steps, to all ranks.
 ///
-/// Call it on all ranks after [`broadcast_parameters`] and after a state was loaded, with optimizers that are made alike.
+/// Call it on all ranks after [`broadcast_parameters`] and after a state was loaded, with optimizers that are made alike:
+/// burn leaves out a state that does not fit, without an error.
 /// That of a [`DistributedOptimizer`](crate::DistributedOptimizer) is its
 /// [`inner_mut`](crate::DistributedOptimizer::inner_mut).
 ///
 /// # Errors
 /// - [`Error::Invalid`] on all ranks if the parameters of two ranks have different ids;
-/// - [`Error::Burn`] if burn cannot write or read the state;
+/// - [`Error::Burn`] if burn cannot write or read the state: of one rank, so end the program, for the others wait;
 /// - [`Error::Horovod`] for those of [`Communicator`], also if there is no rank `root`.
 pub fn broadcast_optimizer_state<M: Module>(
     hvd: &Communicator,
@@ -54,11 +56,14 @@ pub fn broadcast_optimizer_state<M: Module>(
 ) -> Result<()> {
     let ids = parameters::of(module);
     let id = |one: &Named| format!("{:?}\twith id {}", one.path, one.id.val());
-    let ids = Lines::new(ids.iter().map(id).collect());
-    if let Some(sides) = ids.difference(hvd, "burn.optimizer")? {
+    // burn keeps a random id of its own for running means; no optimizer has a state for them.
+    let ids = ids.iter().filter(|one| one.is_trained).map(id);
+    let ids = Lines::new(ids.collect());
+    if let Some([(first, one), (second, other)]) = ids.difference(hvd, "burn.optimizer")? {
+        let [one, other] = [one, other].map(|side| side.unwrap_or("no such parameter".to_owned()));
         return Err(Error::invalid(format!(
-            "the state of an optimizer belongs to ids of parameters, which differ: {}; call broadcast_parameters before",
-            difference_text(&sides)
+            "the state of an optimizer belongs to ids of parameters, which differ: rank {first} has {one}, rank {second} \
+             has {other}; call broadcast_parameters before"
         )));
     }
     let bytes = match hvd.rank() == root {

@@ -47,7 +47,9 @@ use crate::parameters;
 pub struct ElasticState<M, P> {
     /// The model.
     pub model: M,
-    /// burn's optimizer; before a commit, that of the [`DistributedOptimizer`](crate::DistributedOptimizer).
+    /// burn's optimizer. Before each `commit` and each `check_members` of the job, copy that of the
+    /// [`DistributedOptimizer`](crate::DistributedOptimizer) here: after a change of members the training goes on with this
+    /// one. Make groups of parameters by path: `run` changes the ids before it calls its function.
     pub optimizer: ModuleOptimizer,
     /// The rest: all that serde can write and read, such as the number of steps.
     pub progress: P,

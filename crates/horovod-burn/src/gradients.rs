@@ -102,6 +102,7 @@ impl Gradients {
     /// Reduces them over the ranks, in so many groups of neighbours and each type of a group by itself.
     pub(crate) fn reduce(&mut self, hvd: &Communicator, op: ReduceOp, groups: usize) -> Result<()> {
         let count = self.0.len();
+        let groups = groups.min(count);
         for number in 0..groups {
             let part = count * number / groups..count * (number + 1) / groups;
             for dtype in TYPES {
@@ -194,14 +195,8 @@ impl ModuleVisitor for Taker<'_> {
         let device = gradient.device();
         let data = gradient.into_data();
         let (dtype, shape) = (data.dtype(), data.shape());
-        if (dtype, shape) != (param.dtype(), &param.shape()) {
-            self.unfit.get_or_insert(format!(
-                "the gradient of {path:?} is of type {} and shape {:?}; expected are those of the parameter, {} and {:?}",
-                dtype.name(),
-                shape.as_slice(),
-                param.dtype().name(),
-                param.shape().as_slice()
-            ));
+        if let Some(why) = misfit(&path, (dtype, shape), param) {
+            self.unfit.get_or_insert(why);
         }
         self.taken.push(Gradient {
             path,
@@ -211,6 +206,24 @@ impl ModuleVisitor for Taker<'_> {
             }),
         });
     }
+}
+
+/// The mistake of a gradient whose type or shape is not that of its parameter.
+fn misfit<const D: usize>(
+    path: &str,
+    (dtype, shape): (DType, &Shape),
+    param: &Param<Tensor<D>>,
+) -> Option<String> {
+    let expected = (param.dtype(), &param.shape());
+    ((dtype, shape) != expected).then(|| {
+        format!(
+            "the gradient of {path:?} is of type {} and shape {:?}; expected are those of the parameter, {} and {:?}",
+            dtype.name(),
+            shape.as_slice(),
+            expected.0.name(),
+            expected.1.as_slice()
+        )
+    })
 }
 
 /// Gradients of another model are a mistake: its parameters would not be trained.
@@ -231,15 +244,32 @@ pub(crate) fn add<M: Module>(
     sums: &mut GradientsParams,
 ) -> Result<()> {
     struct Adder<'a> {
+        path: Path,
         pass: GradientsParams,
         sums: &'a mut GradientsParams,
+        /// The first mistake.
+        unfit: Option<String>,
     }
 
     impl ModuleVisitor for Adder<'_> {
+        fn enter_module(&mut self, name: &str, _container: &str) {
+            self.path.enter(name);
+        }
+
+        fn exit_module(&mut self, _name: &str, _container: &str) {
+            self.path.exit();
+        }
+
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             let Some(gradient) = self.pass.remove::<D>(param.id) else {
                 return;
             };
+            // burn's addition would repeat the values of a smaller shape.
+            let found = (gradient.dtype(), &gradient.shape());
+            if let Some(why) = misfit(&self.path.text(), found, param) {
+                self.unfit.get_or_insert(why);
+                return;
+            }
             let sum = match self.sums.remove::<D>(param.id) {
                 Some(sum) => sum + gradient,
                 None => gradient,
@@ -248,7 +278,16 @@ pub(crate) fn add<M: Module>(
         }
     }
 
-    let mut adder = Adder { pass, sums };
+    let mut adder = Adder {
+        path: Path::default(),
+        pass,
+        sums,
+        unfit: None,
+    };
     model.visit(&mut adder);
-    check_that_none_is_left(&adder.pass)
+    let Adder { pass, unfit, .. } = adder;
+    match unfit {
+        Some(mistake) => Err(Error::Invalid { mistake }),
+        None => check_that_none_is_left(&pass),
+    }
 }

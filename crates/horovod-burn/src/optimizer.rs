@@ -34,7 +34,8 @@ use crate::parameters::{agree, line};
 /// # Ok(()) }
 /// ```
 ///
-/// All ranks must have the same parameters and settings; each reduction checks that. A parameter that the loss of this
+/// All ranks must have the same parameters, settings of this type, inner optimizer and learning rate. Each reduction compares
+/// the first two; if the others differ, the replicas differ without an error. A parameter that the loss of this
 /// rank does not use counts as a gradient of zeros, also if no rank uses it. One that needs no gradient is left out.
 ///
 /// Replicas stay equal bit for bit if they begin so, see [`broadcast_parameters`](crate::broadcast_parameters).
@@ -162,7 +163,8 @@ impl DistributedOptimizer {
     ///   gradient of another type or shape than its parameter, or of no parameter of this model;
     /// - [`Error::Horovod`] for those of [`Communicator`]; [`Error::Burn`] for those of reading gradients.
     ///
-    /// After an error the passes are counted from 0 again.
+    /// After an error the passes of this rank are counted from 0 again. After [`Error::Invalid`] on one rank only, end the
+    /// program: the ranks no longer reduce in the same call.
     pub fn reduce<M: Module>(
         &mut self,
         model: &M,
@@ -186,7 +188,8 @@ impl DistributedOptimizer {
     /// the same on all ranks, to the last bit.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `max` is not above 0, or for a gradient as in [`reduce`](Self::reduce); [`Error::Burn`].
+    /// [`Error::Invalid`] if `max` is not above 0, or for a gradient as in [`reduce`](Self::reduce); [`Error::Burn`]. After
+    /// an error about a gradient `gradients` is empty.
     pub fn clip<M: Module>(
         &self,
         model: &M,

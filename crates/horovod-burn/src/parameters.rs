@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 pub(crate) struct Named {
     pub(crate) path: String,
     pub(crate) id: ParamId,
+    pub(crate) is_trained: bool,
     data: TensorData,
 }
 
@@ -50,10 +51,10 @@ pub(crate) fn of<M: Module>(module: &M) -> Vec<Named> {
     collector.found
 }
 
-/// Has the module take over the last update of its running means, which burn otherwise does in the next forward pass: that
-/// update would be missing in a copy, and would replace a value that is put there.
+/// Applies the pending update of running means. burn applies that update in the next forward pass: a copy made before lacks
+/// the update, and a value put before is overwritten.
 fn settle<M: Module>(module: &M) {
-    // Such means are shared between a module and its copies.
+    // `valid` applies the update, and a module shares its running means with its copies.
     drop(module.valid());
 }
 
@@ -69,6 +70,7 @@ macro_rules! visit {
             self.found.push(Named {
                 path: self.path.text(),
                 id: param.id,
+                is_trained: param.is_require_grad(),
                 data: param.base().into_data(),
             });
         }

@@ -503,6 +503,18 @@ fn arguments_without_a_meaning_are_refused() {
             "{text_of}"
         );
 
+        // A sum would repeat the one value for both.
+        let two = Three::of(&[1.0, 2.0]);
+        let mut optimizer = new().backward_passes_per_step(2);
+        let mut pass = |values: &[f32]| {
+            let mut gradients = none();
+            gradients.register(two.a.id, gradient(values, DType::F32));
+            optimizer.reduce(&two, gradients)
+        };
+        assert!(pass(&[1.0, 2.0]).unwrap().is_none());
+        let text_of = pass(&[1.0]).map(|_| ()).unwrap_err().to_string();
+        assert!(text_of.contains(r#"the gradient of "a""#), "{text_of}");
+
         let mut gradients = none();
         gradients.register(ParamId::new(), gradient(&[1.0], DType::F32));
         let text_of = text(new().step(1.0, model.clone(), gradients));

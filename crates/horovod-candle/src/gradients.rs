@@ -18,6 +18,7 @@ pub(crate) struct Group {
 pub(crate) fn groups(parameters: &Sorted, count: usize) -> Vec<Group> {
     let vars: Vec<&Var> = parameters.iter().map(|(_, var)| var).collect();
     let mut groups = Vec::new();
+    let count = count.min(vars.len());
     for number in 0..count {
         let (begin, end) = (
             vars.len() * number / count,

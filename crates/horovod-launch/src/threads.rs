@@ -112,8 +112,7 @@ impl Threads {
                 "{threads} for each rank ({cores} for {ranks} on {host}): {OPENMP} was not set; set it for another number"
             ),
             false => format!(
-                "{threads} of TensorFlow and rayon for each rank ({cores} for {ranks} on {host}): {TENSORFLOW} or {RAYON} was \
-                 not set"
+                "{threads} for each rank ({cores} for {ranks} on {host}) in those of {TENSORFLOW} and {RAYON} that were not set"
             ),
         }
     }

@@ -7,6 +7,7 @@ use std::fmt::Display;
 
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
+use crate::reduction::ReduceOp;
 
 /// Two ranks of the job, each with its first line that differs; `None` on a rank that has no line of that key.
 pub type Sides = [(usize, Option<String>); 2];
@@ -92,20 +93,26 @@ fn fingerprint(bytes: &[u8]) -> u64 {
 /// The bytes of the rank `root`, on all ranks; those of the others are dropped.
 ///
 /// # Errors
-/// Those of [`Communicator`]; [`Error::Invalid`] on a rank whose memory the bytes do not fit into.
+/// Those of [`Communicator`]; [`Error::Invalid`] on all ranks if the bytes do not fit into the memory of one.
 pub fn broadcast_bytes(hvd: &Communicator, mut bytes: Vec<u8>, root: usize) -> Result<Vec<u8>> {
     let mut len = [bytes.len() as u64];
     hvd.broadcast_in_place(&mut len, root)?;
+    let mut fits = true;
     if hvd.rank() != root {
         bytes.clear();
         let wanted = usize::try_from(len[0]).ok();
-        let Some(wanted) = wanted.filter(|len| bytes.try_reserve_exact(*len).is_ok()) else {
-            return Err(Error::invalid(format!(
-                "the {} bytes of rank {root} do not fit into the memory of this rank",
-                len[0]
-            )));
-        };
-        bytes.resize(wanted, 0);
+        match wanted.filter(|len| bytes.try_reserve_exact(*len).is_ok()) {
+            Some(wanted) => bytes.resize(wanted, 0),
+            None => fits = false,
+        }
+    }
+    // No rank leaves between the two broadcasts: the others would wait in the second.
+    if hvd.allreduce(&[u8::from(fits)], ReduceOp::Min)? == [0] {
+        return Err(Error::invalid(format!(
+            "the {} bytes of rank {root} do not fit into the memory of {}",
+            len[0],
+            if fits { "another rank" } else { "this rank" }
+        )));
     }
     hvd.broadcast_in_place(&mut bytes, root)?;
     Ok(bytes)

@@ -4,7 +4,7 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use horovod::elastic::Checkpoint;
 use horovod::testing::on_ranks;
 
-use super::{Net, Three, momentum, param, sgd, train, wave};
+use super::{EveryType, Net, Three, momentum, param, sgd, train, wave};
 use crate::{DistributedOptimizer, ElasticState, broadcast_optimizer_state, broadcast_parameters};
 
 #[test]
@@ -39,6 +39,15 @@ fn a_broadcast_of_the_optimizer_gives_all_ranks_its_moments() {
             assert_eq!(all[..bits.len()], all[bits.len()..]);
         });
     }
+}
+
+#[test]
+fn running_means_are_not_in_the_way_of_the_optimizers_state() {
+    on_ranks(2, |hvd| {
+        let model = EveryType::of_rank(hvd.rank());
+        let model = broadcast_parameters(hvd, model, 0).unwrap();
+        broadcast_optimizer_state(hvd, &mut momentum(), &model, 0).unwrap();
+    });
 }
 
 /// The state of an optimizer as a number: the record's tensors have no fixed order.
