@@ -88,7 +88,7 @@ test-portable: ## Run the Rust tests with the code paths that need no Linux (doc
 	fi
 
 # Crates that are workspaces of their own; their manifests give the reason.
-OWN_WORKSPACES := crates/horovod-candle crates/horovod-burn
+OWN_WORKSPACES := $(patsubst %/Cargo.toml,%,$(shell grep -lx '\[workspace\]' crates/*/Cargo.toml))
 
 test-loom: ## Try every order of events in the lock-free parts and in the engine's driver lock (loom).
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/loom" cargo test --locked --profile loom --lib \

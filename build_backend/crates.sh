@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-$PWD/target}
 # Workspaces of their own.
-frameworks=(horovod-candle horovod-burn)
+mapfile -t frameworks < <(grep -lx '\[workspace\]' crates/*/Cargo.toml | cut -d/ -f2)
 
 publish() {
   # No upload: the crates of this workspace stand in for those that the index does not have yet.

@@ -79,9 +79,7 @@ RUN_ELSEWHERE = {
     r"\bmpi4py\b": "tests/integration/test_mpi.py::test_the_scripts_of_the_documentation"
 }
 # Where the crate makes documentation tests of the pages with blocks in Rust.
-RUST_PAGES = tuple(
-    f"crates/{crate}/tests/pages/mod.rs" for crate in ("horovod", "horovod-burn", "horovod-candle")
-)
+RUST_PAGES = [str(path) for path in harness.ROOT.glob("crates/*/tests/pages/mod.rs")]
 # Where a page's server of Spark Connect is.
 CONNECT = "sc://spark.example:15002"
 

@@ -8,7 +8,7 @@ use burn::tensor::{DType, Element, ElementConversion, Shape, Tensor, TensorData,
 use horovod::{Communicator, ReduceOp};
 
 use crate::error::{Error, Result};
-use crate::parameters::Path;
+use crate::parameters::{Path, keep_path};
 
 /// The types of gradients that can be reduced.
 pub(crate) const TYPES: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::BF16];
@@ -174,13 +174,7 @@ struct Taker<'a> {
 }
 
 impl ModuleVisitor for Taker<'_> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.exit();
-    }
+    keep_path!();
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if !param.is_require_grad() || !self.seen.insert(param.id) {
@@ -252,13 +246,7 @@ pub(crate) fn add<M: Module>(
     }
 
     impl ModuleVisitor for Adder<'_> {
-        fn enter_module(&mut self, name: &str, _container: &str) {
-            self.path.enter(name);
-        }
-
-        fn exit_module(&mut self, _name: &str, _container: &str) {
-            self.path.exit();
-        }
+        keep_path!();
 
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             let Some(gradient) = self.pass.remove::<D>(param.id) else {

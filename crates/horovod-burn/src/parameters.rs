@@ -43,6 +43,20 @@ impl Path {
     }
 }
 
+/// The methods of a visitor or mapper that keep its `path`.
+macro_rules! keep_path {
+    () => {
+        fn enter_module(&mut self, name: &str, _container: &str) {
+            self.path.enter(name);
+        }
+
+        fn exit_module(&mut self, _name: &str, _container: &str) {
+            self.path.exit();
+        }
+    };
+}
+pub(crate) use keep_path;
+
 /// The parameters of a module with copies of their values. Parameters that burn has not initialized yet are initialized.
 pub(crate) fn of<M: Module>(module: &M) -> Vec<Named> {
     settle(module);
@@ -78,13 +92,7 @@ macro_rules! visit {
 }
 
 impl ModuleVisitor for Collector {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.exit();
-    }
+    keep_path!();
 
     visit! { visit_float: Float, visit_int: Int, visit_bool: Bool }
 }
@@ -138,7 +146,7 @@ pub(crate) fn put<M: Module>(module: M, bytes: Vec<u8>) -> Result<M> {
     let left_over = mapper.values.into_keys().min();
     let left_over = left_over.map(|path| format!("the model has no parameter {path:?}"));
     match mapper.unfit.or(left_over) {
-        Some(why) => Err(Error::invalid(framework::of_another_model(&why))),
+        Some(why) => Err(Error::invalid(framework::another_model_text(&why))),
         None => Ok(module),
     }
 }
@@ -189,13 +197,7 @@ macro_rules! map {
 }
 
 impl ModuleMapper for Mapper {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.exit();
-    }
+    keep_path!();
 
     map! { map_float: Float, map_int: Int, map_bool: Bool }
 }

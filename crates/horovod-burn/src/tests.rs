@@ -236,7 +236,7 @@ fn a_process_set_trains_by_itself() {
 
 #[test]
 fn many_gradients_are_reduced_in_any_number_of_groups() {
-    for groups in [1, 2, 7, 400] {
+    for groups in [1, 2, 7, 400, usize::MAX] {
         on_ranks(2, move |hvd| {
             let model: Vec<_> = (0..259)
                 .map(|at| match at % 3 {

@@ -107,7 +107,7 @@ fn put(parameters: &impl Parameters, bytes: &[u8]) -> Result<()> {
 
 fn of_another_model(why: &str) -> Error {
     Error::Invalid {
-        mistake: framework::of_another_model(why),
+        mistake: framework::another_model_text(why),
     }
 }
 

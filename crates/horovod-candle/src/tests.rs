@@ -185,7 +185,7 @@ fn a_process_set_trains_by_itself() {
 
 #[test]
 fn more_gradients_than_are_held_at_once_are_reduced_in_any_number_of_groups() {
-    for groups in [1, 2, 7] {
+    for groups in [1, 2, 7, usize::MAX] {
         on_ranks(2, move |hvd| {
             let count = 2 * LOCKS_MAX + 3;
             let vars: Vec<Var> = (0..count).map(|_| var(&[0.0, 0.0])).collect();

@@ -1,8 +1,9 @@
 //! The number of threads that a rank's libraries may use: the cores that this agent may use, divided by the ranks of
 //! its host.
 //!
-//! OpenMP, BLAS, TensorFlow and rayon (candle) each take a thread per core when nobody tells them, in every rank: with as many ranks as
-//! cores they wait for each other most of the time. So the agent tells them, where the user has not.
+//! Where no variable says otherwise, OpenMP, BLAS, TensorFlow and rayon (candle) each take a thread per core in every rank.
+//! With as many ranks as cores these threads wait for each other most of the time. So the agent sets the variables that
+//! the user has not set.
 
 use std::ffi::OsStr;
 
@@ -14,7 +15,7 @@ pub(crate) const OPENMP: &str = "OMP_NUM_THREADS";
 const LINEAR_ALGEBRA: &[&str] = &["OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"];
 /// TensorFlow has threads of its own, which look at no other variable.
 const TENSORFLOW: &str = "TF_NUM_INTRAOP_THREADS";
-/// As has rayon, with which candle computes.
+/// rayon, with which candle computes, also reads only a variable of its own.
 const RAYON: &str = "RAYON_NUM_THREADS";
 
 /// Cores available to a process.

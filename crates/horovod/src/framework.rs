@@ -148,7 +148,7 @@ pub fn state_error(why: &dyn Display) -> Error {
     ))
 }
 
-/// The text of an error about saved parameters that the model does not have so.
-pub fn of_another_model(why: &str) -> String {
+/// The text of the error for saved parameters that do not fit the model.
+pub fn another_model_text(why: &str) -> String {
     format!("the parameters are those of another model: {why}; use the same model on all ranks")
 }

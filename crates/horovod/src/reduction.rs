@@ -37,8 +37,9 @@ pub enum ReduceOp {
 /// ```
 ///
 /// All ranks must pass the same factors, else [`Error::Disagreement`]. They must be finite, and `bool` has none, else
-/// [`Error::Invalid`]. Floats are multiplied in their own type, half types in `f32`. Integers are multiplied in `f64`,
-/// and the products are truncated.
+/// [`Error::Invalid`]. Floats are multiplied in their own type, half types in `f32`. Integers are multiplied in `f64`;
+/// the products are truncated and saturate. An average of integers with a factor after it is multiplied and divided in
+/// `f64`, and truncated once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reduction {
     op: ReduceOp,

@@ -50,8 +50,8 @@ impl CallbackThread {
         Ok(())
     }
 
-    /// Waits for the end of the thread, unless this is it, or a callback does not return. Foreign code that blocks must
-    /// not keep the process from leaving the job.
+    /// Waits until the thread has ended, at most [`CALLBACK_MAX`]: foreign code that blocks must not keep the process in
+    /// the job. Returns at once on the thread itself.
     pub(super) fn join(&self) {
         self.join_within(CALLBACK_MAX);
     }
@@ -68,7 +68,7 @@ impl CallbackThread {
         if ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
             tracing::error!(
                 "a function that was called with a result has not returned for {} s; the process leaves the job \
-                 without its end",
+                 while that function still runs",
                 limit.as_secs()
             );
         } else if thread.join().is_err() {

@@ -544,7 +544,7 @@ impl Engine {
         {
             tracing::error!("the engine thread ended by a panic");
         }
-        // After it: the callback thread ends only then.
+        // The callback thread ends only after the engine thread.
         self.callback_thread.join();
         let publisher = self.publisher.lock();
         publisher.unwrap_or_else(PoisonError::into_inner).take();

@@ -1,4 +1,5 @@
-//! Times of calls that all ranks make, as lines of JSON for `bench/frameworks.py`: how, is as in its ranks in Python.
+//! Times calls that all ranks make, and writes lines of JSON for `bench/frameworks.py`. Warm-up and repeats are those of
+//! its ranks in Python.
 
 use std::fs::File;
 use std::io::Write;
@@ -54,6 +55,7 @@ impl Bench {
 
     /// Times these in turns, so that disturbances reach all alike, and writes the times on the slowest rank.
     pub(crate) fn in_turns<E: From<Error>>(&self, cases: &mut [Case<'_, E>]) -> Result<(), E> {
+        let count = cases.len();
         let mut round = || {
             let times = cases.iter_mut().map(|(_, call)| call(self));
             times.collect::<Result<Vec<f64>, E>>()
@@ -67,13 +69,12 @@ impl Bench {
         }
         typical.sort_by(f64::total_cmp);
         let (least, most) = REPEATS;
-        let rounds = self.budget_s * cases.len() as f64 / typical[2];
+        let rounds = self.budget_s * count as f64 / typical[2];
         let mut rounds = [rounds.clamp(least, most) as u32];
         self.hvd.broadcast_in_place(&mut rounds, 0)?;
         let mut seconds = Vec::new();
         for _ in 0..rounds[0] {
-            let times = cases.iter_mut().map(|(_, call)| call(self));
-            seconds.push(times.collect::<Result<Vec<f64>, E>>()?);
+            seconds.push(round()?);
         }
         for (at, (name, _)) in cases.iter().enumerate() {
             let mut own: Vec<f64> = seconds.iter().map(|round| round[at]).collect();
