@@ -289,7 +289,8 @@ def test_who_is_stopped_between_two_rounds_is_replaced_and_who_is_slow_there_is_
     os.kill(pids[1], signal.SIGSTOP)
 
     job.wait_for("rank 1 on host localhost is wanted in a new round and has been stopped")
-    job.wait_for("rank 1 on host localhost was killed by ")
+    # By the signal, or with 137: the shell may see Python's end before its own.
+    job.wait_for("; slot 1 gets another process")
     (tmp_path / "go 2").touch()
     # Two are new.
     lines = job.wait_for("round of 4: ", count=8)
