@@ -17,6 +17,7 @@ mod shm;
 pub mod agents;
 #[cfg(not(loom))]
 pub mod compact;
+#[cfg(not(loom))]
 mod control;
 #[cfg(not(loom))]
 mod core_migration;
