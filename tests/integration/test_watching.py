@@ -172,6 +172,36 @@ hvd.barrier()
     job.succeed()
 
 
+def test_a_slow_rank_is_named_with_the_likely_cause(script, jobs, tmp_path: Path) -> None:
+    text = (
+        BEGIN
+        + """
+found = np.zeros(1, np.float32)
+while not found[0]:
+    if rank == 1:
+        with hvd.phase("data"):
+            time.sleep(0.2)
+    slow = hvd.stats()["slow"] if rank == 0 else None
+    if slow is not None:
+        print("SLOW", json.dumps(slow), flush=True)
+        found[0] = 1
+    hvd.allreduce_(found, name="found", op=hvd.Sum)
+    hvd.step()
+"""
+    )
+    env = {**ON, "HOROVOD_SUMMARY": "always"}
+    job = jobs(harness.python(2, script(text), str(tmp_path), env=env)).succeed()
+    line = next(line for line in job.stdout.splitlines() if "SLOW" in line)
+    slow = json.loads(line.split("SLOW ", 1)[1])
+    assert (slow["ranks"], slow["cause"]) == ([1], "input"), slow
+    assert slow["steps"] >= 20
+    assert slow["lost"] > 0.05
+    assert slow["explained"] >= 0.8
+    assert slow["text"].startswith("rank 1 on ")
+    assert "Likely cause: input. It waits for data for" in job.stderr, job.report()
+    assert "waiting. At the end, rank 1 on " in job.stderr.replace(" for other ranks.", "."), job.report()
+
+
 def lines_of_url(job: harness.Job) -> str:
     found = re.search(
         r"horovod: the job's figures are at (http://\S+)", f"{job.stderr}\n{job.stdout}"

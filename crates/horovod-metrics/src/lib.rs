@@ -18,6 +18,7 @@ mod openmetrics;
 mod periodic;
 mod publisher;
 mod sampler;
+mod slow;
 mod snapshot;
 pub mod status;
 mod summary;
@@ -46,6 +47,7 @@ pub use hang::Hang;
 pub use kinds::{KINDS, LINKS, Link, OperationKind};
 pub use latest_reports::{FoundLateness, Round, is_message};
 pub use publisher::{PublishSettings, Publisher};
+pub use slow::{Cause, Slow};
 pub use snapshot::{HostRow, RankRow, Snapshot};
 pub use summary::{Summary, counted, in_bytes};
 pub use trace::{TRACE_MAX, Tracer};
@@ -100,6 +102,7 @@ pub struct Metrics {
     started: Instant,
     places: Vec<HostOfRank>,
     reports: Mutex<latest_reports::LatestReports>,
+    slow_ranks: Mutex<slow::SlowRanks>,
     /// When the next report is due, in nanoseconds since the engine started.
     due: AtomicU64,
     /// Only on the first rank of a host.
@@ -150,6 +153,7 @@ impl Metrics {
                 })
                 .collect(),
             reports: Mutex::new(latest_reports::LatestReports::new(topology.size)),
+            slow_ranks: Mutex::default(),
             due: AtomicU64::new(0),
             sampler: (topology.local_rank() == 0).then(Sampler::start),
             from_driver: Mutex::new((DriverFigures::default(), started)),
@@ -209,7 +213,30 @@ impl Metrics {
             .store(now.saturating_add(REPORT_PERIOD_NS), Relaxed);
         *lock(&self.from_driver) = (from_driver, Instant::now());
         let report = self.own_report(now);
-        lock(&self.reports).put(report);
+        let mut reports = lock(&self.reports);
+        reports.put(report);
+        if self.me == Rank(0) {
+            self.compare_ranks(&reports);
+        }
+    }
+
+    /// Finds out whether the other ranks wait for one rank all the time.
+    fn compare_ranks(&self, reports: &latest_reports::LatestReports) {
+        let row = |latest: &latest_reports::Latest| {
+            let place = self.places.get(latest.report.rank as usize)?;
+            Some(slow::Row {
+                rank: latest.report.rank,
+                host: place.host,
+                hostname: place.hostname.clone(),
+                figures: latest.report.figures.shown(),
+                of_host: latest.report.host.clone(),
+            })
+        };
+        if let Some(slow) =
+            lock(&self.slow_ranks).observe(reports.latest().filter_map(row).collect())
+        {
+            tracing::warn!("{slow}");
+        }
     }
 
     fn own_report(&self, now: u64) -> Report {
@@ -285,7 +312,10 @@ impl Metrics {
             }
         };
         let size = self.places.len() as u32;
-        Snapshot::new(self.me.0, size, self.restarts, ranks, hangs)
+        Snapshot {
+            slow: lock(&self.slow_ranks).named().cloned(),
+            ..Snapshot::new(self.me.0, size, self.restarts, ranks, hangs)
+        }
     }
 
     fn hostname(&self, rank: u32) -> Arc<str> {

@@ -87,6 +87,25 @@ impl Collector for Snapshot {
         self.by_kind(e, ("operation", bytes, Unit::Bytes), |row| {
             &row.report.bytes
         })?;
+        let lost =
+            "share of their time that the other ranks lose by waiting for a slow rank, from 0 to 1";
+        let slow = self.slow.iter().flat_map(|slow| {
+            slow.ranks.iter().map(move |rank| {
+                let labels = vec![
+                    ("rank", rank.to_string()),
+                    ("host", slow.host.to_string()),
+                    ("cause", slow.cause.name().to_owned()),
+                ];
+                (labels, slow.lost)
+            })
+        });
+        family(
+            e,
+            "slow_rank_lost_ratio",
+            lost,
+            (Course::Gauge, Unit::Count),
+            slow,
+        )?;
         for figure in HOST_FIGURES {
             let of = self.hosts.iter().map(|row| {
                 let labels = vec![("host", row.hostname.to_string())];

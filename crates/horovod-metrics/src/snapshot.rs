@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::figures::{ByKind, Figure, HOST_FIGURES, HostFigures, RANK_FIGURES, Report, Unit};
 use crate::hang::Hang;
 use crate::kinds::{Link, OperationKind};
+use crate::slow::Slow;
 
 /// One rank.
 #[derive(Clone, Debug)]
@@ -44,6 +45,8 @@ pub struct Snapshot {
     pub hosts: Vec<HostRow>,
     /// On rank 0: ranks that others wait for now, and have waited for a while.
     pub hangs: Vec<Hang>,
+    /// On rank 0: the rank or the host for which the others wait step after step.
+    pub slow: Option<Slow>,
 }
 
 impl Snapshot {
@@ -67,10 +70,11 @@ impl Snapshot {
             hosts: ranks.iter().filter_map(host).collect(),
             ranks,
             hangs,
+            slow: None,
         }
     }
 
-    /// The document: an object with the keys `rank`, `size`, `restarts`, `ranks`, `hosts` and `waiting_for`.
+    /// The document: an object with the keys `rank`, `size`, `restarts`, `ranks`, `hosts`, `waiting_for` and `slow`.
     #[must_use]
     pub fn to_json(&self) -> String {
         let hosts = self.hosts.iter().map(|row| {
@@ -85,6 +89,7 @@ impl Snapshot {
             "ranks": self.ranks.iter().map(rank_json).collect::<Value>(),
             "hosts": hosts.collect::<Value>(),
             "waiting_for": self.hangs.iter().map(hang_json).collect::<Value>(),
+            "slow": self.slow.as_ref().map(slow_json),
         });
         document.to_string()
     }
@@ -99,6 +104,18 @@ fn hang_json(hang: &Hang) -> Value {
         "operation": hang.operation,
         "operations": hang.operations,
         "process_set": hang.set,
+    })
+}
+
+fn slow_json(slow: &Slow) -> Value {
+    json!({
+        "ranks": &slow.ranks,
+        "host": &*slow.host,
+        "lost": slow.lost,
+        "explained": slow.explained,
+        "steps": slow.steps,
+        "cause": slow.cause.name(),
+        "text": slow.to_string(),
     })
 }
 

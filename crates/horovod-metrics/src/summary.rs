@@ -34,6 +34,8 @@ pub struct Summary {
     waiting_ns: u64,
     awaited_ns: BTreeMap<RankOnHost, u64>,
     peak_memory: Option<(u64, RankOnHost)>,
+    /// At the end of the last round.
+    slow: Option<String>,
 }
 
 impl Summary {
@@ -43,6 +45,10 @@ impl Summary {
         self.rounds += 1;
         self.restarts = round.restarts;
         self.size = round.size;
+        self.slow = round
+            .slow
+            .as_ref()
+            .map(|slow| format!("At the end, {slow}"));
         self.rows = round.ranks.len();
         let mut names: Vec<&str> = round.ranks.iter().map(|row| &*row.hostname).collect();
         names.sort_unstable();
@@ -97,6 +103,9 @@ impl Summary {
                     " The others waited longest for rank {rank} on {host}: {awaited} ({share} %)."
                 )?;
             }
+        }
+        if let Some(slow) = &self.slow {
+            write!(out, " {slow}")?;
         }
         match self.restarts {
             0 => write!(out, " No restarts.")?,

@@ -41,6 +41,9 @@ impl Snapshot {
             self.restarts
         )?;
         self.write_hangs(out)?;
+        if let Some(slow) = &self.slow {
+            writeln!(out, "{slow}")?;
+        }
         if let Some((row, share)) = self.latest_rank() {
             writeln!(
                 out,
@@ -230,6 +233,26 @@ mod tests {
             text.contains("\nfor 61.0 s no report of rank 1 on a\n"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_slow_rank_is_named_with_the_likely_cause() {
+        let slow = crate::Slow {
+            ranks: vec![1],
+            host: "a".into(),
+            lost: 0.21,
+            explained: 0.9,
+            steps: 12,
+            cause: crate::Cause::Steal(0.3),
+        };
+        let text = Snapshot {
+            slow: Some(slow),
+            ..snapshot(2)
+        }
+        .to_text();
+        let line = "rank 1 on a is slow: the others lose 21 % by waiting, for 12 steps. Likely cause: its virtual \
+                    machine. The hypervisor gives 30 % of its processors to others.";
+        assert!(text.lines().any(|l| l == line), "{text}");
     }
 
     #[test]

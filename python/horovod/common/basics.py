@@ -353,8 +353,9 @@ class HorovodBasics:
         Returns
         -------
         dict
-            `rank`, `size`, `restarts`; `ranks`, a list of dictionaries in the order of the ranks; and `hosts`, a list
-            in the order of the hosts' first ranks.
+            `rank`, `size`, `restarts`; `ranks`, a list of dictionaries in the order of the ranks; `hosts`, a list in
+            the order of the hosts' first ranks; `waiting_for`, a list of the ranks that others wait for now; and
+            `slow`, a dictionary about the rank for which the others wait step after step, or None.
 
         Raises
         ------

@@ -15,6 +15,7 @@ pub(super) struct Document {
     pub(super) restarts: u64,
     pub(super) ranks: Vec<Figures>,
     pub(super) waiting_for: Vec<Hang>,
+    pub(super) slow: Option<Slow>,
 }
 
 /// One rank.
@@ -45,6 +46,13 @@ pub(super) struct Hang {
     pub(super) seconds: f64,
     pub(super) operation: String,
     pub(super) operations: u64,
+}
+
+/// A rank, or the ranks of a host, for which the others wait step after step.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Slow {
+    pub(super) text: String,
 }
 
 /// Shares of the last seconds, from 0 to 1, and rates per second.
@@ -155,7 +163,7 @@ mod tests {
                 steps: elapsed as u64,
                 ..Figures::default()
             }],
-            waiting_for: Vec::new(),
+            ..Document::default()
         }
     }
 

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use horovod_metrics::{counted, in_bytes};
 
-use super::document::{Document, Figures, Hang, Row};
+use super::document::{Document, Figures, Hang, Row, Slow};
 use super::keys::Key;
 
 /// A report of this age is old: a rank reports once a second.
@@ -248,6 +248,7 @@ fn messages(shown: &Shown<'_>) -> Vec<Line> {
         let text = format!("no report for more than 5 s of {}", named(&silent));
         lines.push(Line::of(Paint::Alarm, text));
     }
+    lines.extend(shown.document.slow.iter().flat_map(slow_lines));
     if lines.is_empty() {
         lines.push(latest_line(&shown.rows));
     }
@@ -276,6 +277,15 @@ fn hang_line(hang: &Hang) -> Line {
             hang.operation
         ),
     )
+}
+
+/// The slow rank, and below it the likely cause: both may need all of 80 columns.
+fn slow_lines(slow: &Slow) -> Vec<Line> {
+    let sentences = slow.text.split_inclusive(". ").map(str::trim_end);
+    let mut sentences: Vec<&str> = sentences.collect();
+    let cause = sentences.split_off(sentences.len().min(1)).join(" ");
+    let lines = sentences.into_iter().map(str::to_owned).chain([cause]);
+    lines.map(|line| Line::of(Paint::Alarm, line)).collect()
 }
 
 /// The rank for which the others have waited longest in the last seconds.

@@ -181,3 +181,25 @@ fn a_job_that_does_not_answer_is_said_so() {
     let text = text(&frame(shown, &mut Choice::default(), (80, 24)));
     assert_eq!(text.lines().nth(1), Some("the job has ended"));
 }
+
+#[test]
+fn a_slow_rank_and_the_likely_cause_are_two_lines() {
+    let text_of_slow = "rank 3 on node-2 is slow: the others lose 21 % by waiting, for 12 steps. Likely cause: input. It \
+                        waits for data for 40 % of its time, the others for 1 %.";
+    let document = Document {
+        slow: Some(Slow {
+            text: text_of_slow.into(),
+        }),
+        ..document(4)
+    };
+    let frame = text(&frame(shown(&document), &mut Choice::default(), (100, 24)));
+    let lines: Vec<&str> = frame.lines().collect();
+    assert_eq!(
+        lines[1..3],
+        [
+            "rank 3 on node-2 is slow: the others lose 21 % by waiting, for 12 steps.",
+            "Likely cause: input. It waits for data for 40 % of its time, the others for 1 %."
+        ],
+        "{frame}"
+    );
+}

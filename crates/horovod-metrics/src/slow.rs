@@ -1,0 +1,185 @@
+//! Which rank makes the others wait, step after step, and the likely cause.
+//!
+//! Rank 0 keeps the figures of the last seconds. They cover twenty steps, or thirty seconds where the script marks no
+//! steps. A rank is named if it explains at least 80 % of the time that the other ranks lose by waiting, and if it
+//! delays them in each fifth of that time. So one long step, as for a checkpoint, names no rank. Two ranks of one host
+//! that are late together hide each other: then the host is named.
+
+mod cause;
+mod judge;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::figures::{HostFigures, RankFigures};
+
+pub use cause::Cause;
+
+const SECOND_NS: u64 = 1_000_000_000;
+/// Steps over which ranks are compared, where the script marks its steps.
+const STEPS: u64 = 20;
+/// Least time over which ranks are compared; a report is up to a second older than another one.
+const LEAST_NS: u64 = 10 * SECOND_NS;
+/// Time over which ranks are compared where the script marks no steps.
+const UNMARKED_NS: u64 = 30 * SECOND_NS;
+/// Samples that are kept. Where they do not cover enough steps, every second one is dropped, and half as many are taken
+/// from then on.
+const SAMPLES_MAX: usize = 64;
+/// A rank is named when it was found so many times in a row, and no longer when it was not.
+const TIMES: u32 = 5;
+
+/// A rank, or all ranks of a host, for which the other ranks wait.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Slow {
+    /// One rank, or all ranks of the host, ascending.
+    pub ranks: Vec<u32>,
+    /// The name of their host.
+    pub host: Arc<str>,
+    /// Share of their time that the other ranks lose by waiting, from 0 to 1.
+    pub lost: f64,
+    /// Share of this loss that these ranks explain, from 0 to 1.
+    pub explained: f64,
+    /// Steps that were compared; 0 if the script marks none.
+    pub steps: u64,
+    /// The likely cause.
+    pub cause: Cause,
+}
+
+impl fmt::Display for Slow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.ranks {
+            [rank] => write!(f, "rank {rank} on {} is slow", self.host)?,
+            all => write!(f, "all {} ranks on {} are slow", all.len(), self.host)?,
+        }
+        write!(
+            f,
+            ": the others lose {} by waiting",
+            cause::percent(self.lost)
+        )?;
+        if self.steps > 0 {
+            write!(f, ", for {} steps", self.steps)?;
+        }
+        write!(f, ". Likely cause: {}", self.cause)
+    }
+}
+
+/// The figures of a rank at one moment, as far as they are compared.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) rank: u32,
+    pub(crate) host: u32,
+    pub(crate) hostname: Arc<str>,
+    pub(crate) figures: RankFigures,
+    /// Only of the first rank of each host.
+    pub(crate) of_host: Option<HostFigures>,
+}
+
+/// All ranks at one moment, by rank.
+pub(crate) type Sample = Vec<Row>;
+
+/// The samples of one generation of the job, and the rank that they name.
+#[derive(Debug, Default)]
+pub(crate) struct SlowRanks {
+    samples: VecDeque<Sample>,
+    /// So many calls give one sample, which is the last of them.
+    calls_per_sample: u32,
+    calls: u32,
+    /// The rank that was found last, and how many times in a row it was or, since then, was not.
+    found: Option<Slow>,
+    hits: u32,
+    misses: u32,
+    is_named: bool,
+}
+
+impl SlowRanks {
+    /// Takes the figures of all ranks; rank 0 calls this once a second. Returns a rank that was not named before.
+    pub(crate) fn observe(&mut self, sample: Sample) -> Option<&Slow> {
+        self.calls += 1;
+        if self.calls < self.calls_per_sample {
+            return None;
+        }
+        self.calls = 0;
+        self.samples.push_back(sample);
+        self.thin_out();
+        let Some(slow) = self.slowest() else {
+            self.misses = self.misses.saturating_add(1);
+            if self.misses >= TIMES || !self.is_named {
+                (self.found, self.is_named) = (None, false);
+            }
+            return None;
+        };
+        let is_same = self.found.as_ref().is_some_and(|f| f.ranks == slow.ranks);
+        if !is_same {
+            (self.hits, self.is_named) = (0, false);
+        }
+        (self.hits, self.misses) = (self.hits.saturating_add(1), 0);
+        let is_new = !self.is_named && self.hits >= TIMES;
+        self.is_named |= is_new;
+        let found = &*self.found.insert(slow);
+        is_new.then_some(found)
+    }
+
+    pub(crate) fn named(&self) -> Option<&Slow> {
+        self.found.as_ref().filter(|_| self.is_named)
+    }
+
+    fn slowest(&self) -> Option<Slow> {
+        let first = self.first()?;
+        let samples: Vec<&Sample> = self.samples.range(first..).collect();
+        judge::slowest(&samples)
+    }
+
+    /// Returns the index of the latest sample from which on the time is long enough.
+    fn first(&self) -> Option<usize> {
+        let last = self.samples.back()?;
+        let is_enough = |sample: &Sample| {
+            let (lasts, steps) = between(sample, last)?;
+            let is_marked = last.iter().all(|row| row.figures.steps > 0);
+            Some(match is_marked {
+                true => steps >= STEPS && lasts >= LEAST_NS,
+                false => lasts >= UNMARKED_NS,
+            })
+        };
+        self.samples
+            .iter()
+            .rposition(|sample| is_enough(sample).unwrap_or(false))
+    }
+
+    /// Keeps the number of samples bounded.
+    fn thin_out(&mut self) {
+        if self.samples.len() <= SAMPLES_MAX {
+            return;
+        }
+        // With one sample less the time is still long enough.
+        if self.first().is_some_and(|first| first > 0) {
+            self.samples.pop_front();
+            return;
+        }
+        let mut index = 0;
+        self.samples.retain(|_| {
+            index += 1;
+            index % 2 == 1
+        });
+        self.calls_per_sample = self.calls_per_sample.max(1) * 2;
+    }
+}
+
+/// Returns the least time and the least number of steps of a rank between two samples; `None` if they have different
+/// ranks.
+fn between(before: &Sample, after: &Sample) -> Option<(u64, u64)> {
+    let is_same =
+        before.len() == after.len() && before.iter().zip(after).all(|(b, a)| b.rank == a.rank);
+    if !is_same {
+        return None;
+    }
+    let least = |get: fn(&RankFigures) -> u64| {
+        let all = before.iter().zip(after);
+        all.map(|(b, a)| get(&a.figures).saturating_sub(get(&b.figures)))
+            .min()
+    };
+    Some((least(|f| f.elapsed)?, least(|f| f.steps)?))
+}
+
+#[cfg(test)]
+mod tests;
