@@ -497,6 +497,14 @@ FAULTS = (
         Rust("horovod-metrics", ("a_wait_is_split_into_waiting_for_ranks_and_communicating",)),
     ),
     Fault(
+        "a-waiting-rank-is-blamed",
+        "crates/horovod-metrics/src/slow/judge.rs",
+        "awaited.min(lost - self.waiting(change)?)",
+        "awaited",
+        "a rank that itself waits as much as the others is named as slow",
+        Rust("horovod-metrics", ("balanced_jobs_name_no_rank",)),
+    ),
+    Fault(
         "wrong-host-order",
         "crates/horovod-launch/src/hosts.rs",
         "            let rank = next + local_rank;\n",

@@ -18,6 +18,9 @@ const AVAILABLE_MIN: f64 = 0.03;
 const SWAPPED_MIN: u64 = 16 << 20;
 /// A process that computes uses a processor for at least this share of the time.
 const RUNNING_MIN: f64 = 0.7;
+/// On a host with too many processes all ranks run less. A rank is slow for this reason only if its process runs less
+/// than this part of the time for which the others run.
+const RUNNING_PART: f64 = 0.8;
 /// Least share of a host's processors that processes outside the job use.
 const OTHERS_MIN: f64 = 0.1;
 
@@ -80,7 +83,9 @@ impl Cause {
             return Some(cause);
         }
         let running = own(|f| f.cpu)? / computing.0.max(f64::EPSILON);
-        if running < RUNNING_MIN {
+        // Threads that wait may poll, which takes processor time, too.
+        let others_run = (others(|f| f.cpu)? / computing.1.max(f64::EPSILON)).min(1.0);
+        if running < RUNNING_MIN && running < RUNNING_PART * others_run {
             return Some(match of_host {
                 Some(host) if host.other_processes >= OTHERS_MIN => {
                     Self::OtherProcesses(host.other_processes)
@@ -92,7 +97,7 @@ impl Cause {
     }
 }
 
-/// What a host's processors and memory did between two samples.
+/// The change of the processors and the memory of a host between two samples.
 struct HostChange<'a> {
     before: &'a HostFigures,
     after: &'a HostFigures,

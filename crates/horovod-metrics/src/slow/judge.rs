@@ -74,15 +74,15 @@ impl Suspect {
     }
 
     /// Returns the share of their time that the other ranks lose by waiting, and the part of it that the suspect
-    /// explains in this way. `None`: there are no others.
-    fn loss(self, change: &Change<'_>, way: Way) -> Option<(f64, f64)> {
+    /// explains by such a delay. `None`: there are no others.
+    fn loss(self, change: &Change<'_>, delay: Delay) -> Option<(f64, f64)> {
         let lost = change.share(|row| !self.includes(row), |f| f.waiting)?;
         let awaited = change.share(|row| self.includes(row), |f| f.awaited)?;
-        let explained = match (way, self) {
-            (Way::Begins, Self::Rank(_)) => awaited.min(lost - self.waiting(change)?),
+        let explained = match (delay, self) {
+            (Delay::OfItsBegin, Self::Rank(_)) => awaited.min(lost - self.waiting(change)?),
             // Ranks of a host that are late together hide each other: none of them is awaited alone.
-            (Way::Begins, Self::Host(_)) => lost - self.waiting(change)?,
-            (Way::Arrives, _) => awaited * self.ranks(change) as f64,
+            (Delay::OfItsBegin, Self::Host(_)) => lost - self.waiting(change)?,
+            (Delay::OfItsMessages, _) => awaited * self.ranks(change) as f64,
         };
         Some((lost, explained.clamp(0.0, lost)))
     }
@@ -109,13 +109,13 @@ impl Suspect {
     }
 }
 
-/// The way in which a suspect delays the others.
+/// How a suspect delays the others.
 #[derive(Clone, Copy)]
-enum Way {
+enum Delay {
     /// It begins its operations later. So it waits less than the others.
-    Begins,
+    OfItsBegin,
     /// It begins them with the others, but its messages arrive later. So it waits as long as the others or longer.
-    Arrives,
+    OfItsMessages,
 }
 
 /// Returns the rank or the host for which the others wait in these samples, of which the first is the oldest.
@@ -125,20 +125,21 @@ pub(super) fn slowest(samples: &[&Sample]) -> Option<Slow> {
     };
     let (_, steps) = between(first, last)?;
     let whole = Change::new(first, last);
-    let begins = suspects(&whole).map(|suspect| (suspect, Way::Begins));
+    let begins = suspects(&whole).map(|suspect| (suspect, Delay::OfItsBegin));
     let arrives = suspects(&whole).filter(|suspect| suspect.is_nearly_always_last(&whole));
-    let arrives = arrives.map(|suspect| (suspect, Way::Arrives));
-    let (suspect, way, lost, explained) = begins.chain(arrives).find_map(|(suspect, way)| {
-        let (lost, explained) = suspect.loss(&whole, way)?;
-        let is_it = lost >= LOST_MIN && explained >= EXPLAINED_MIN * lost;
-        is_it.then_some((suspect, way, lost, explained))
-    })?;
+    let arrives = arrives.map(|suspect| (suspect, Delay::OfItsMessages));
+    let (suspect, delay, lost, explained) =
+        begins.chain(arrives).find_map(|(suspect, delay)| {
+            let (lost, explained) = suspect.loss(&whole, delay)?;
+            let is_it = lost >= LOST_MIN && explained >= EXPLAINED_MIN * lost;
+            is_it.then_some((suspect, delay, lost, explained))
+        })?;
     let parts = samples.len().saturating_sub(1).min(PARTS);
     let sample = |part: usize| samples[part * (samples.len() - 1) / parts];
     let is_steady = (0..parts).all(|part| {
         let change = Change::new(sample(part), sample(part + 1));
         suspect
-            .loss(&change, way)
+            .loss(&change, delay)
             .is_some_and(|(part_lost, part_explained)| {
                 part_lost >= PART_LOST_MIN * lost
                     && part_explained >= PART_EXPLAINED_MIN * part_lost

@@ -142,6 +142,19 @@ fn a_process_that_does_not_run_waits_for_something() {
     assert_eq!(slow.cause.name(), "not_running");
 }
 
+#[test]
+fn a_loaded_host_is_no_reason_why_one_of_its_ranks_is_slow() {
+    let part = |computing| Part {
+        computing,
+        cpu: Some(computing / 4),
+        ..Part::default()
+    };
+    let slow = Job::new(&[0, 0])
+        .named(&[part(80), part(120)])
+        .expect("a slow rank");
+    assert_eq!(slow.cause.name(), "computing");
+}
+
 /// A minute of a job whose rank 1 is slow on a host that changes by `change` in each step.
 fn on_a_host_that(change: fn(&mut HostFigures), cpu: u64) -> &'static str {
     let mut job = Job::new(&[0, 1]);
