@@ -33,7 +33,7 @@ chaos compat hosts seeded_faults unit absent_ranks altered_data bad_input callba
 charts dialed_agents doctor elastic elastic_launcher elastic_repeated_failures executor failures
 images gpu_bad_input gpu_doctor gpu_failures gpu_interrupt gpu_other_users gpu_stall
 gpu_xla_failures jax_failures launcher launcher_events liveness loopback mpi mpi_launchers
-native_wait_signals out_of_memory ports ray ray_autoscaler resources run_elastic run_failures
+native_wait_signals out_of_memory page_in_browser ports ray ray_autoscaler resources run_elastic run_failures
 run_function schedulers security soft_wait spark spark_cluster spark_connect spark_estimators
 spark_keras_estimator spark_lightning_estimator stall_report strangers tf_data_service
 tf_elastic threads timeline end_of_job termination top trace_running_job tree watching
