@@ -454,6 +454,8 @@ fn errors_keep_their_words_in_functions_of_candle() {
     }
     let lost = horovod::Error::Closed;
     let words = lost.to_string();
+    // Programs print the text of the source as well.
+    assert!(std::error::Error::source(&Error::from(lost.clone())).is_none());
     let error = of_candle(lost.into()).unwrap_err();
     assert_eq!(
         (error.to_string(), format!("{error:?}")),
