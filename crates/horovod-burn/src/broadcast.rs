@@ -25,7 +25,7 @@ use crate::parameters::{self, Named};
 /// - [`Error::Horovod`] for those of [`Communicator`], also if there is no rank `root`.
 pub fn broadcast_parameters<M: Module>(hvd: &Communicator, module: M, root: usize) -> Result<M> {
     let own = parameters::of(&module);
-    parameters::agree(hvd, &parameters::lines(&own))?;
+    parameters::agree(hvd, &parameters::lines(&own), None)?;
     let bytes = match hvd.rank() == root {
         true => parameters::to_bytes(own)?,
         false => Vec::new(),
@@ -59,7 +59,7 @@ pub fn broadcast_optimizer_state<M: Module>(
     // burn keeps a random id of its own for running means; no optimizer has a state for them.
     let ids = ids.iter().filter(|one| one.is_trained).map(id);
     let ids = Lines::new(ids.collect());
-    if let Some([(first, one), (second, other)]) = ids.difference(hvd, "burn.optimizer")? {
+    if let Some([(first, one), (second, other)]) = ids.difference(hvd, "burn.optimizer", None)? {
         let [one, other] = [one, other].map(|side| side.unwrap_or("no such parameter".to_owned()));
         return Err(Error::invalid(format!(
             "the state of an optimizer belongs to ids of parameters, which differ: rank {first} has {one}, rank {second} \

@@ -55,8 +55,9 @@ impl fmt::Debug for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Horovod(error) => Some(error),
-            Self::Burn(error) => Some(&**error),
+            // The text of these is that of this error already.
+            Self::Horovod(error) => error.source(),
+            Self::Burn(error) => error.source(),
             Self::Differ { .. } | Self::Invalid { .. } => None,
         }
     }

@@ -23,7 +23,17 @@
 //! }
 //! ```
 //!
-//! `horovodrun -np 4 target/release/train` runs it on four ranks; alone it is a job of one.
+//! `horovodrun -np 4 target/release/train` runs it on four ranks; alone it is a job of one. `cargo install horovod-launch` gives
+//! `horovodrun`; in a checkout that is `cargo install --path crates/horovod-launch`.
+//!
+//! | to | write |
+//! | --- | --- |
+//! | give each rank its share of the data | rows `hvd.rank()`, `hvd.rank() + hvd.size()`, … and the same number of steps on all ranks |
+//! | step on a rank that has no rows left | `optimizer.step(rate, model, GradientsParams::new())?` |
+//! | average a metric | `hvd.allreduce(&[sum, count], horovod::ReduceOp::Sum)?` |
+//! | know the norm of the gradients | [`reduce`](DistributedOptimizer::reduce), then [`clip`](DistributedOptimizer::clip) with `f64::INFINITY` |
+//! | write a checkpoint | `model.clone().into_record().save(path)?` and `optimizer.inner().save(path)?` on rank 0 |
+//! | go on from it | load both on rank 0, then [`broadcast_parameters`] and [`broadcast_optimizer_state`] on all |
 //!
 //! Parameters pair by their paths in the module, such as `layer.weight`: burn's ids are random in each process.
 //! Gradients of types `f64`, `f32`, `f16` and `bf16` are reduced, on the host; [`broadcast_parameters`] also sends integers,

@@ -4,7 +4,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, Shape};
-use horovod::framework::Lines;
+use horovod::framework::{self, Lines};
 use horovod::{Communicator, ReduceOp};
 
 use crate::error::{Error, Result};
@@ -34,9 +34,10 @@ use crate::parameters::{agree, line};
 /// # Ok(()) }
 /// ```
 ///
-/// All ranks must have the same parameters, settings of this type, inner optimizer and learning rate. Each reduction compares
-/// the first two; if the others differ, the replicas differ without an error. A parameter that the loss of this
-/// rank does not use counts as a gradient of zeros, also if no rank uses it. One that needs no gradient is left out.
+/// All ranks must have the same parameters, settings of this type, learning rate and inner optimizer, and make their optimizers
+/// in the same order. Each step compares these, but not the inner optimizer and the rates of groups of parameters: if they differ,
+/// the replicas differ without an error. A parameter that the loss of this rank does not use counts as a gradient of zeros, also if no rank uses it. One that needs no
+/// gradient is left out.
 ///
 /// Replicas stay equal bit for bit if they begin so, see [`broadcast_parameters`](crate::broadcast_parameters).
 pub struct DistributedOptimizer {
@@ -49,6 +50,8 @@ pub struct DistributedOptimizer {
     /// Sums of the passes since the last reduction, and their number.
     sums: GradientsParams,
     done: usize,
+    /// Tells this optimizer from others of the same parameters.
+    number: String,
     /// Made by the first reduction, and again for a model with other parameters.
     compared: Option<Compared>,
 }
@@ -75,6 +78,7 @@ impl DistributedOptimizer {
             max_norm: None,
             sums: GradientsParams::new(),
             done: 0,
+            number: framework::optimizer_line(hvd),
             compared: None,
         }
     }
@@ -119,14 +123,17 @@ impl DistributedOptimizer {
     /// gradients. Pass a clone of a model that is needed after an error, which costs little: it shares the parameters.
     ///
     /// # Errors
-    /// Those of [`reduce`](Self::reduce).
+    /// Those of [`reduce`](Self::reduce); [`Error::Differ`] on all ranks if two pass different learning rates.
     pub fn step<M: Module>(
         &mut self,
         rate: impl Into<ModuleLearningRate>,
         model: M,
         gradients: GradientsParams,
     ) -> Result<M> {
-        let Some(mut gradients) = self.reduce(&model, gradients)? else {
+        let rate = rate.into();
+        // burn does not show those of groups.
+        let line = format!("learning rate\t{:?}", rate.base());
+        let Some(mut gradients) = self.reduce_with(&model, gradients, Some(&line))? else {
             return Ok(model);
         };
         if let Some(max) = self.max_norm {
@@ -158,7 +165,7 @@ impl DistributedOptimizer {
     /// ```
     ///
     /// # Errors
-    /// - [`Error::Differ`] on all ranks if two have different parameters or settings;
+    /// - [`Error::Differ`] on all ranks if two have different parameters or settings, or reduce for different optimizers;
     /// - [`Error::Invalid`] for a setting that is not above 0, for a parameter of a type that cannot be sent, for a
     ///   gradient of another type or shape than its parameter, or of no parameter of this model;
     /// - [`Error::Horovod`] for those of [`Communicator`]; [`Error::Burn`] for those of reading gradients.
@@ -170,6 +177,16 @@ impl DistributedOptimizer {
         model: &M,
         gradients: GradientsParams,
     ) -> Result<Option<GradientsParams>> {
+        self.reduce_with(model, gradients, None)
+    }
+
+    /// The rate is a line to be compared, if the caller knows it.
+    fn reduce_with<M: Module>(
+        &mut self,
+        model: &M,
+        gradients: GradientsParams,
+        rate: Option<&str>,
+    ) -> Result<Option<GradientsParams>> {
         self.check_settings()?;
         let mut sums = std::mem::take(&mut self.sums);
         let done = std::mem::take(&mut self.done) + 1;
@@ -179,7 +196,7 @@ impl DistributedOptimizer {
             return Ok(None);
         }
         let mut gradients = Gradients::take(model, sums, Missing::Zeros)?;
-        self.agree(&gradients)?;
+        self.agree(&gradients, rate)?;
         gradients.reduce(&self.hvd, self.op, self.groups)?;
         Ok(Some(gradients.put()))
     }
@@ -234,12 +251,12 @@ impl DistributedOptimizer {
     }
 
     /// Compares parameters and settings of all ranks. Ranks may give another model to each call, so each call compares.
-    fn agree(&mut self, gradients: &Gradients) -> Result<()> {
+    fn agree(&mut self, gradients: &Gradients, rate: Option<&str>) -> Result<()> {
         let compared = match self.compared.take() {
             Some(compared) if compared.is_of(gradients) => compared,
             _ => self.lines_of(gradients),
         };
-        agree(&self.hvd, &self.compared.insert(compared).lines)?;
+        agree(&self.hvd, &self.compared.insert(compared).lines, rate)?;
         check_types(gradients)
     }
 
@@ -252,6 +269,7 @@ impl DistributedOptimizer {
         lines.push(format!("groups\t{}", self.groups));
         lines.push(format!("backward_passes_per_step\t{}", self.passes));
         lines.push(format!("max_norm\t{:?}", self.max_norm));
+        lines.push(self.number.clone());
         let parameters = gradients.parameters();
         Compared {
             parameters: parameters

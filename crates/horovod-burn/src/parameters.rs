@@ -1,6 +1,7 @@
 //! The parameters of a module by their paths: as they are in the module, and as bytes.
 
-use std::collections::HashMap;
+use std::any::Any;
+use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, Parameter};
 use burn::tensor::{Bool, Bytes, DType, Float, Int, Shape, Tensor, TensorData};
@@ -111,9 +112,9 @@ pub(crate) fn line(path: &str, dtype: DType, shape: &Shape) -> String {
     )
 }
 
-/// An error on all ranks if two have different lines.
-pub(crate) fn agree(hvd: &Communicator, lines: &Lines) -> Result<()> {
-    match lines.difference(hvd, "burn.parameters")? {
+/// An error on all ranks if two have different lines, or another line that changes from call to call.
+pub(crate) fn agree(hvd: &Communicator, lines: &Lines, changing: Option<&str>) -> Result<()> {
+    match lines.difference(hvd, "burn.parameters", changing)? {
         Some(sides) => Err(Error::Differ { sides }),
         None => Ok(()),
     }
@@ -130,16 +131,21 @@ pub(crate) fn to_bytes(parameters: Vec<Named>) -> Result<Vec<u8>> {
 
 /// Gives the parameters of a module the values and the ids of those that [`to_bytes`] has written.
 pub(crate) fn put<M: Module>(module: M, bytes: Vec<u8>) -> Result<M> {
-    let mut values = HashMap::new();
+    let (mut values, mut ids, mut tied) = (HashMap::new(), HashSet::new(), HashSet::new());
     for tensor in Reader::from_bytes(Bytes::from_bytes_vec(bytes))?.into_tensors()? {
         let (path, dtype, shape, id, bytes) = tensor.into_parts()?;
         let id = id.map_or_else(ParamId::new, ParamId::from);
+        if !ids.insert(id) {
+            tied.insert(id);
+        }
         values.insert(path, (id, TensorData::from_bytes(bytes, shape, dtype)));
     }
     settle(&module);
     let mut mapper = Mapper {
         path: Path::default(),
         values,
+        tied,
+        placed: HashMap::new(),
         unfit: None,
     };
     let module = module.map(&mut mapper);
@@ -154,6 +160,10 @@ pub(crate) fn put<M: Module>(module: M, bytes: Vec<u8>) -> Result<M> {
 struct Mapper {
     path: Path,
     values: HashMap<String, (ParamId, TensorData)>,
+    /// Ids of several places: clones of one parameter, whose gradients burn adds up. They must stay clones.
+    tied: HashSet<ParamId>,
+    /// The first place of each: its values, and the parameter. An optimizer's step separates the values.
+    placed: HashMap<ParamId, (TensorData, Box<dyn Any>)>,
     /// The first parameter that has no value, and the reason.
     unfit: Option<String>,
 }
@@ -186,11 +196,21 @@ macro_rules! map {
             let Some((id, data)) = self.value(dtype, &param.shape()) else {
                 return param;
             };
+            if let Some((first, placed)) = self.placed.get(&id)
+                && *first == data
+                && let Some(placed) = placed.downcast_ref::<Param<Tensor<D, $kind>>>()
+            {
+                return placed.clone();
+            }
+            let kept = self.tied.contains(&id).then(|| data.clone());
             let mut param = param.map(|old| {
                 let new = Tensor::from_data(data, (&old.device(), dtype));
                 Parameter::set_require_grad(new, Parameter::is_require_grad(&old))
             });
             param.id = id;
+            if let Some(data) = kept {
+                self.placed.insert(id, (data, Box::new(param.clone())));
+            }
             param
         }
     )+};

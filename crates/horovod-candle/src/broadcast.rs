@@ -1,6 +1,7 @@
 //! The broadcast of parameters, so that all ranks begin alike.
 
 use horovod::Communicator;
+use horovod::framework::Lines;
 
 use crate::error::Result;
 use crate::memory::{self, CandleElement, LOCKS_MAX, Operation, TensorMemory, UsedMemory};
@@ -27,7 +28,7 @@ pub fn broadcast_parameters(
     root: usize,
 ) -> Result<()> {
     let parameters = Sorted::of(parameters)?;
-    agree(hvd, parameters.lines())?;
+    agree(hvd, &Lines::new(parameters.lines()), None)?;
     parameters.check_types()?;
     let mut places = UsedMemory::default();
     let mut pending: Vec<(&str, TensorMemory)> = Vec::new();

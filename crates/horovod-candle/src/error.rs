@@ -47,8 +47,9 @@ impl fmt::Debug for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Horovod(error) => Some(error),
-            Self::Candle(error) => Some(error),
+            // The text of these is that of this error already.
+            Self::Horovod(error) => error.source(),
+            Self::Candle(error) => error.source(),
             Self::Differ { .. } | Self::Invalid { .. } => None,
         }
     }

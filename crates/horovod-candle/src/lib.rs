@@ -23,7 +23,19 @@
 //! }
 //! ```
 //!
-//! `horovodrun -np 4 target/release/train` runs it on four ranks; alone it is a job of one.
+//! `horovodrun -np 4 target/release/train` runs it on four ranks; alone it is a job of one. `cargo install horovod-launch` gives
+//! `horovodrun`; in a checkout that is `cargo install --path crates/horovod-launch`.
+//!
+//! | to | write |
+//! | --- | --- |
+//! | give each rank its share of the data | rows `hvd.rank()`, `hvd.rank() + hvd.size()`, … and the same number of steps on all ranks |
+//! | step on a rank that has no rows left | `optimizer.step(GradStore::default())?` |
+//! | change the learning rate, alike on all ranks | `optimizer.set_learning_rate(rate)` |
+//! | average a metric | `hvd.allreduce(&[sum, count], horovod::ReduceOp::Sum)?` |
+//! | know the norm of the gradients | [`reduce`](DistributedOptimizer::reduce), then [`clip`](DistributedOptimizer::clip) with `f64::INFINITY` |
+//! | write a checkpoint | `map.save(path)?` on rank 0 |
+//! | go on from it | `map.load(path)?` on rank 0, then [`broadcast_parameters`] on all |
+//! | use the GPU of this rank | `Device::new_cuda(hvd.local_rank())?` |
 //!
 //! Parameters pair by their names in the `VarMap`, so the order in which a rank made them does not matter. They and
 //! their gradients are sent from candle's own memory, and results are written there: nothing is copied, unless

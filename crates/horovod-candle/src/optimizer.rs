@@ -3,6 +3,7 @@
 use candle_core::Tensor;
 use candle_core::backprop::GradStore;
 use candle_nn::Optimizer;
+use horovod::framework::{self, Lines};
 use horovod::{Communicator, ReduceOp};
 
 use crate::error::{Error, Result};
@@ -32,8 +33,8 @@ use crate::parameters::{Parameters, Sorted, agree};
 /// # Ok(()) }
 /// ```
 ///
-/// All ranks must have the same parameters and settings; the first reduction checks that. A parameter that the loss of
-/// this rank does not use counts as a gradient of zeros, also if no rank uses it.
+/// All ranks must have the same parameters, settings and learning rate, and make their optimizers in the same order. Each
+/// reduction checks that. A parameter that the loss of this rank does not use counts as a gradient of zeros, also if no rank uses it.
 ///
 /// Replicas stay equal bit for bit if they begin so, see [`broadcast_parameters`](crate::broadcast_parameters).
 pub struct DistributedOptimizer<O> {
@@ -47,8 +48,16 @@ pub struct DistributedOptimizer<O> {
     /// Sums of the passes since the last reduction, and their number.
     sums: GradStore,
     done: usize,
+    /// Tells this optimizer from others of the same parameters.
+    number: String,
     /// Made by the first reduction.
-    plan: Option<Vec<Group>>,
+    plan: Option<Plan>,
+}
+
+/// What each reduction does, and the lines that all ranks must have alike.
+struct Plan {
+    groups: Vec<Group>,
+    lines: Lines,
 }
 
 impl<O: Optimizer> DistributedOptimizer<O> {
@@ -75,6 +84,7 @@ impl<O: Optimizer> DistributedOptimizer<O> {
             max_norm: None,
             sums: GradStore::default(),
             done: 0,
+            number: framework::optimizer_line(hvd),
             plan: None,
         })
     }
@@ -163,7 +173,8 @@ impl<O: Optimizer> DistributedOptimizer<O> {
     /// The gradients are reduced where they are. A clone of one of these tensors changes with it.
     ///
     /// # Errors
-    /// - [`Error::Differ`] on all ranks if two have different parameters or settings;
+    /// - [`Error::Differ`] on all ranks if two have different parameters, settings or learning rates, or step different
+    ///   optimizers;
     /// - [`Error::Invalid`] for a setting that is not above 0, for a parameter of a type that cannot be sent, or a gradient of another
     ///   type or shape than its parameter;
     /// - [`Error::Horovod`] for those of [`Communicator`]; [`Error::Candle`] for those of operations on tensors.
@@ -178,12 +189,13 @@ impl<O: Optimizer> DistributedOptimizer<O> {
             (self.sums, self.done) = (sums, done);
             return Ok(None);
         }
-        let plan = match self.plan.take() {
-            Some(plan) => plan,
-            None => self.make_plan()?,
-        };
-        let plan = self.plan.insert(plan);
-        gradients::reduce(&self.hvd, self.op, &self.parameters, plan, &mut sums)?;
+        let plan = self.plan.take().unwrap_or_else(|| self.make_plan());
+        let Plan { groups, lines } = self.plan.insert(plan);
+        // Each time: ranks that step different optimizers, or wait in `join`, would mix or miss gradients.
+        let rate = format!("learning rate\t{:?}", self.inner.learning_rate());
+        agree(&self.hvd, lines, Some(&rate))?;
+        self.parameters.check_types()?;
+        gradients::reduce(&self.hvd, self.op, &self.parameters, groups, &mut sums)?;
         Ok(Some(sums))
     }
 
@@ -236,16 +248,18 @@ impl<O: Optimizer> DistributedOptimizer<O> {
         self.max_norm.map_or(Ok(()), check_norm)
     }
 
-    fn make_plan(&self) -> Result<Vec<Group>> {
+    fn make_plan(&self) -> Plan {
         let (op, groups, passes) = (self.op, self.groups, self.passes);
         let mut lines = self.parameters.lines();
         lines.push(format!("op\t{op:?}"));
         lines.push(format!("groups\t{groups}"));
         lines.push(format!("backward_passes_per_step\t{passes}"));
         lines.push(format!("max_norm\t{:?}", self.max_norm));
-        agree(&self.hvd, lines)?;
-        self.parameters.check_types()?;
-        Ok(gradients::groups(&self.parameters, groups))
+        lines.push(self.number.clone());
+        Plan {
+            groups: gradients::groups(&self.parameters, groups),
+            lines: Lines::new(lines),
+        }
     }
 }
 

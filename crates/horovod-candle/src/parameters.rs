@@ -131,9 +131,9 @@ impl Sorted {
     }
 }
 
-/// An error on all ranks if two have different lines, each a key, a tab and a value.
-pub(crate) fn agree(hvd: &Communicator, lines: Vec<String>) -> Result<()> {
-    match Lines::new(lines).difference(hvd, "candle.parameters")? {
+/// An error on all ranks if two have different lines, or another line that changes from call to call.
+pub(crate) fn agree(hvd: &Communicator, lines: &Lines, changing: Option<&str>) -> Result<()> {
+    match lines.difference(hvd, "candle.parameters", changing)? {
         Some(sides) => Err(Error::Differ { sides }),
         None => Ok(()),
     }

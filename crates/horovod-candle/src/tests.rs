@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Storage, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW, SGD, VarMap};
 use horovod::ReduceOp::{Average, Max, Sum};
 use horovod::elastic::Checkpoint;
-use horovod::testing::{on_ranks, process_set};
+use horovod::testing::{join, on_ranks, process_set};
 
 use crate::memory::LOCKS_MAX;
 use crate::{DistributedOptimizer, ElasticState, Error, Parameters, broadcast_parameters};
@@ -393,6 +393,16 @@ fn ranks_with_different_parameters_or_settings_get_an_error_that_names_both() {
             "{text}"
         );
 
+        // A rate that one rank has forgotten to change, after a step.
+        let mut optimizer = DistributedOptimizer::new(hvd, sgd(&same), &same).unwrap();
+        assert!(optimizer.backward_step(&loss).unwrap());
+        optimizer.set_learning_rate(if is_last { 1.0 } else { 0.5 });
+        let text = texts(optimizer.backward_step(&loss).map(drop));
+        assert!(
+            text.contains("rank 0 has learning rate 0.5, rank 2 has learning rate 1.0"),
+            "{text}"
+        );
+
         // The job goes on.
         broadcast_parameters(hvd, &same, 2).unwrap();
         let mut optimizer = DistributedOptimizer::new(hvd, sgd(&same), &same).unwrap();
@@ -454,6 +464,8 @@ fn errors_keep_their_words_in_functions_of_candle() {
     }
     let lost = horovod::Error::Closed;
     let words = lost.to_string();
+    // Programs print the text of the source as well.
+    assert!(std::error::Error::source(&Error::from(lost.clone())).is_none());
     let error = of_candle(lost.into()).unwrap_err();
     assert_eq!(
         (error.to_string(), format!("{error:?}")),
@@ -528,4 +540,52 @@ fn a_var_map_and_other_maps_are_parameters() {
     ] {
         assert_eq!((found.len(), found[0].0.as_str()), (1, "w"));
     }
+}
+
+#[test]
+fn optimizers_of_equal_models_that_step_in_another_order_are_an_error_on_all_ranks() {
+    on_ranks(2, |hvd| {
+        let (a, b) = (var(&[0.0]), var(&[0.0]));
+        let both = [&a, &b].map(|var| named(&[("w", var)]));
+        let mut optimizers = both
+            .each_ref()
+            .map(|one| DistributedOptimizer::new(hvd, sgd(one), one).unwrap());
+        let step = |optimizer: &mut DistributedOptimizer<SGD>, var: &Var| {
+            optimizer.backward_step(&var.sum_all().unwrap())
+        };
+        // As in a program with two networks, twice.
+        for _ in 0..2 {
+            assert!(step(&mut optimizers[0], &a).unwrap());
+            assert!(step(&mut optimizers[1], &b).unwrap());
+        }
+        let other = hvd.rank();
+        let text = step(&mut optimizers[other], [&a, &b][other]).unwrap_err();
+        let text = text.to_string();
+        assert!(
+            text.contains("rank 0 has optimizer number 0")
+                && text.contains("rank 1 has optimizer number 1"),
+            "{text}"
+        );
+        // The job goes on.
+        assert!(step(&mut optimizers[1], &b).unwrap());
+        assert_eq!((values(&a)[0], values(&b)[0]), (-2.0, -3.0));
+    });
+}
+
+#[test]
+fn a_step_is_an_error_while_another_rank_waits_in_join() {
+    on_ranks(2, |hvd| {
+        let weight = var(&[0.0]);
+        let parameters = named(&[("w", &weight)]);
+        let mut optimizer = DistributedOptimizer::new(hvd, sgd(&parameters), &parameters).unwrap();
+        let loss = weight.sum_all().unwrap();
+        assert!(optimizer.backward_step(&loss).unwrap());
+        if hvd.rank() == 1 {
+            // Else the replica of rank 0 would differ, for it misses this step.
+            let text = optimizer.backward_step(&loss).unwrap_err().to_string();
+            assert!(text.contains("while a rank waits in `join`"), "{text}");
+        }
+        join(hvd).unwrap();
+        assert_eq!(values(&weight), [-1.0]);
+    });
 }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use horovod_engine::{self as engine, Engine, Op, ProcessSetId, Rank, in_callback};
 
@@ -38,6 +39,8 @@ pub struct Communicator {
     /// The place of this process among them.
     rank: usize,
     name: Option<Arc<str>>,
+    /// Optimizers that this rank has made with this communicator and its clones, see `framework::optimizer_line`.
+    pub(crate) optimizers: Arc<AtomicU64>,
 }
 
 /// The result of [`Communicator::alltoall`].
@@ -70,6 +73,7 @@ impl Communicator {
             members: (0..size).collect(),
             rank,
             name: None,
+            optimizers: Arc::default(),
         }
     }
 
@@ -87,6 +91,7 @@ impl Communicator {
             members: members.clone(),
             rank,
             name: None,
+            optimizers: Arc::default(),
         })
     }
 

@@ -4,6 +4,7 @@
 
 use std::cmp::Ordering;
 use std::fmt::Display;
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
@@ -24,25 +25,36 @@ impl Lines {
     pub fn new(mut lines: Vec<String>) -> Self {
         lines.sort_unstable();
         let text = lines.join("\n");
-        let fingerprint = fingerprint(text.as_bytes());
+        let fingerprint = fingerprint(FINGERPRINT_OF_NOTHING, &text);
         Self { text, fingerprint }
     }
 
-    /// Compares the lines of all ranks, in operations of this name. If two ranks differ, all ranks get both sides.
+    /// Compares the lines of all ranks, in operations of this name, and one more line that changes from call to call.
+    /// If two ranks differ, all ranks get both sides.
     ///
     /// # Errors
     /// Those of [`Communicator`].
-    pub fn difference(&self, hvd: &Communicator, name: &str) -> Result<Option<Sides>> {
+    pub fn difference(
+        &self,
+        hvd: &Communicator,
+        name: &str,
+        changing: Option<&str>,
+    ) -> Result<Option<Sides>> {
         if hvd.size() == 1 {
             return Ok(None);
         }
-        let fingerprints = hvd.named(name).allgather(&[self.fingerprint], 1)?;
+        let own = changing.map_or(self.fingerprint, |line| fingerprint(self.fingerprint, line));
+        let fingerprints = hvd.named(name).allgather(&[own], 1)?;
         let Some(other) = fingerprints.iter().position(|one| *one != fingerprints[0]) else {
             return Ok(None);
         };
         // Rank 0 and the first one that differs send their lines to all.
         let mine = match hvd.rank() {
-            rank if rank == 0 || rank == other => format!("{}\0", self.text).into_bytes(),
+            rank if rank == 0 || rank == other => {
+                let mut lines: Vec<&str> = self.text.lines().chain(changing).collect();
+                lines.sort_unstable();
+                format!("{}\0", lines.join("\n")).into_bytes()
+            }
             _ => Vec::new(),
         };
         let texts = hvd.named(&format!("{name}.differ")).allgather(&mine, 1)?;
@@ -54,13 +66,20 @@ impl Lines {
     }
 }
 
+/// A line for a new optimizer: its number in the order in which this rank makes them. Two optimizers of equal models differ
+/// by it alone, where ranks would otherwise mix their gradients.
+pub fn optimizer_line(hvd: &Communicator) -> String {
+    let number = hvd.optimizers.fetch_add(1, Relaxed);
+    format!("optimizer\tnumber {number} in the order in which it made them")
+}
+
 /// The text of an error about ranks whose models differ.
 pub fn difference_text(sides: &Sides) -> String {
     let [(first, one), (second, other)] = sides;
     let [one, other] = [one, other].map(|side| side.as_deref().unwrap_or("no such parameter"));
     format!(
-        "the ranks train different models: rank {first} has {one}, rank {second} has {other}; make the same parameters \
-         and settings on all ranks"
+        "the ranks train differently: rank {first} has {one}, rank {second} has {other}; make the same parameters, settings \
+         and steps on all ranks"
     )
 }
 
@@ -83,10 +102,12 @@ fn first_difference(first: &str, second: &str) -> [Option<String>; 2] {
     }
 }
 
-/// A number that is the same for the same bytes (FNV-1a).
-fn fingerprint(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+const FINGERPRINT_OF_NOTHING: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// The fingerprint of a text behind the one whose fingerprint is `before` (FNV-1a).
+fn fingerprint(before: u64, text: &str) -> u64 {
+    text.bytes().fold(before, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
     })
 }
 

@@ -100,11 +100,7 @@ impl Horovod {
     /// Those of [`Communicator`]. Operations other than allreduce and barrier end with [`Error::Refused`] on the others
     /// while a rank waits here.
     pub fn join(&self) -> Result<usize> {
-        self.world.may_wait()?;
-        let engine = &self.world.engine;
-        let last = engine.join::<engine::Error>(|| Ok(()));
-        last.map(|rank| rank.index())
-            .map_err(|error| Error::on(engine, error))
+        join(&self.world)
     }
 
     /// Makes a process set of these ranks, in whatever order. Every rank of the job must make the same call.
@@ -130,6 +126,14 @@ impl Horovod {
     pub fn process_set(&self, ranks: &[usize]) -> Result<ProcessSet> {
         ProcessSet::add(&self.world, ranks)
     }
+}
+
+pub(crate) fn join(world: &Communicator) -> Result<usize> {
+    world.may_wait()?;
+    let engine = &world.engine;
+    let last = engine.join::<engine::Error>(|| Ok(()));
+    last.map(|rank| rank.index())
+        .map_err(|error| Error::on(engine, error))
 }
 
 impl Deref for Horovod {

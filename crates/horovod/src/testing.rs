@@ -11,6 +11,7 @@ use horovod_transport::{Mesh, testing};
 
 use crate::communicator::Communicator;
 use crate::error::Result;
+use crate::guard;
 use crate::process_set::ProcessSet;
 
 /// Hard bound of every wait; only a hang reaches it.
@@ -59,4 +60,12 @@ pub fn on_ranks<T: Send + 'static>(
 /// Those of `process_set`.
 pub fn process_set(world: &Communicator, ranks: &[usize]) -> Result<ProcessSet> {
     ProcessSet::add(world, ranks)
+}
+
+/// As [`Horovod::join`](crate::Horovod::join), which these ranks have no guard for.
+///
+/// # Errors
+/// Those of `join`.
+pub fn join(world: &Communicator) -> Result<usize> {
+    guard::join(world)
 }

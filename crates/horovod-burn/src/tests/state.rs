@@ -4,7 +4,7 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use horovod::elastic::Checkpoint;
 use horovod::testing::on_ranks;
 
-use super::{EveryType, Net, Three, momentum, param, sgd, train, wave};
+use super::{EveryType, Net, Three, momentum, param, sgd, train, values, wave};
 use crate::{DistributedOptimizer, ElasticState, broadcast_optimizer_state, broadcast_parameters};
 
 #[test]
@@ -119,4 +119,46 @@ fn bytes_of_another_elastic_state_are_an_error_that_says_why() {
         let error = state(Three::of(&[1.0])).restore(&saved[..len]);
         assert!(error.unwrap_err().is_mistake(), "{len}");
     }
+}
+
+#[test]
+fn a_parameter_at_two_places_stays_one_after_a_broadcast() {
+    let gradients = on_ranks(2, |hvd| {
+        let mut model = Three::of(&[hvd.rank() as f32 + 1.0]);
+        model.b = model.a.clone();
+        let model = broadcast_parameters(hvd, model, 0).unwrap();
+        assert_eq!(model.first_values(), [1.0; 3]);
+        let loss = model.a.val() * 2.0 + model.b.val() * 3.0;
+        let gradients = GradientsParams::from_grads(loss.sum().backward(), &model);
+        values(&gradients.get::<1>(model.b.id).unwrap())
+    });
+    assert_eq!(gradients, [[5.0], [5.0]]);
+}
+
+#[test]
+fn optimizers_in_another_order_and_other_rates_are_an_error_on_all_ranks() {
+    on_ranks(2, |hvd| {
+        let mut optimizers = [(); 2].map(|()| DistributedOptimizer::new(hvd, sgd()));
+        let mut step = |number: usize, rate: f64| {
+            let model = Three::of(&[1.0]);
+            let gradients = GradientsParams::from_grads(model.a.val().sum().backward(), &model);
+            optimizers[number].step(rate, model, gradients).map(drop)
+        };
+        step(0, 1.0).unwrap();
+        step(1, 1.0).unwrap();
+        let text = step(hvd.rank(), 1.0).unwrap_err().to_string();
+        assert!(
+            text.contains("rank 0 has optimizer number 0")
+                && text.contains("rank 1 has optimizer number 1"),
+            "{text}"
+        );
+        let rate = 1.0 + hvd.rank() as f64;
+        let text = step(1, rate).unwrap_err().to_string();
+        assert!(
+            text.contains("rank 0 has learning rate 1.0, rank 1 has learning rate 2.0"),
+            "{text}"
+        );
+        // The job goes on.
+        step(1, 1.0).unwrap();
+    });
 }
