@@ -66,7 +66,7 @@ PROGRAMS = [
 
 # On rank 1 a thread computes and will then sum, while the main thread waits for what comes after.
 STRAGGLER = """
-import pathlib, sys, threading
+import os, pathlib, sys, threading
 import jax
 import jax.numpy as jnp
 import horovod.jax as hvd
@@ -75,17 +75,21 @@ go = pathlib.Path(sys.argv[1])
 hvd.init()
 rank = hvd.rank()
 
+def say(*words):
+    # One write: `print` of two threads mixes the words of their lines.
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
 def step():
     while rank == 1 and not go.exists():
         pass
     sum_it = jax.jit(lambda x: hvd.allreduce(x, name="a", op=hvd.Sum))
-    print("sum", float(sum_it(jnp.ones(4))[0]), flush=True)
+    say("sum", float(sum_it(jnp.ones(4))[0]))
 
 thread = threading.Thread(target=step)
 thread.start()
 if rank == 0:
     thread.join()
-print("ranks", hvd.allgather_object(rank, name="ranks"), flush=True)
+say("ranks", hvd.allgather_object(rank, name="ranks"))
 thread.join()
 """
 
