@@ -111,6 +111,6 @@ def test_a_rank_is_waited_for_whose_main_thread_waits_while_another_computes(
 @pytest.mark.parametrize(("program", "word"), PROGRAMS)
 def test_a_circle_ends_the_job_and_names_both_sides(script, jobs, program: str, word: str) -> None:
     env = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    job = jobs(harness.python(2, script(program), word, env=env))
+    job = jobs(harness.python(2, script(program), word, env=env, forked=True))
     job.fail()
     harness.assert_circle(job)
