@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import harness
 import lanes
 import side_by_side
 
@@ -91,6 +92,14 @@ def pytest_unconfigure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not _is_rank():
         lanes.assign(items)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> Iterator[None]:
+    if _is_rank() or session.config.option.collectonly:
+        return (yield)
+    with harness.forks():
+        return (yield)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -12,6 +12,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -20,8 +21,10 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+import lanes
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
@@ -43,7 +46,13 @@ NOT_HANDED_DOWN = (
     *("TF_CONFIG", "JOB_COMPLETION_INDEX", "SM_HOSTS", "VC_TASK_INDEX", "DMLC_"),
     *("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
     *("PBS_", "LSB_", "PE_HOSTFILE", "OAR_", "SGE_", "SM_CURRENT_HOST"),
+    # JAX sets these in the process of the tests, once one of them has imported it.
+    *("TF_CPP_MIN_LOG_LEVEL", "TPU_SKIP_MDS_QUERY"),
 )
+
+# Variables of jobs whose ranks are forked (tests/rank_site/forked_ranks.py): the server's socket, and the file that has
+# the processor time of each such rank.
+FORKS, FORKED_S = "HVD_TEST_FORKS", "HVD_TEST_FORKED_S"
 
 # Only what hangs reaches these, on the slowest and most loaded machine: how long a job may take, and its processes to
 # disappear after the launcher has ended.
@@ -69,8 +78,13 @@ class Job:
         env: Mapping[str, str | None] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         own_shm: bool = True,
+        forked: bool = False,
     ) -> None:
-        """`own_shm=False` is for ranks that the test starts one by one: they are to share memory."""
+        """`own_shm=False` is for ranks that the test starts one by one: they are to share memory.
+
+        `forked=True` saves the time in which ranks import frameworks, where a test is about what they do then
+        (tests/rank_site/forked_ranks.py).
+        """
         self.command = [os.fspath(word) for word in command]
         self.deadline = time.monotonic() + limit_s
         self.limit_s = limit_s
@@ -79,6 +93,7 @@ class Job:
             with open(log, "a") as counted:
                 counted.write(f"{self.mark}\n")
         self.folder = Path(tempfile.mkdtemp(prefix="hvd-test-"))
+        self.forked = forked
         self.shm = _shm_folder() if own_shm else None
         self._changed = threading.Condition()
         self._lines: list[tuple[str, str]] = []
@@ -216,6 +231,7 @@ class Job:
         if not self._closed:
             self._closed = True
             self.kill()
+            lanes.note_processor_s(self.folder / FORKED_S)
             shutil.rmtree(self.folder, ignore_errors=True)
             if self.shm is not None:
                 shutil.rmtree(self.shm, ignore_errors=True)
@@ -265,12 +281,10 @@ class Job:
         return [path for path in _entries(self.shm) if not path.name.startswith(OF_OTHERS)]
 
     def _environment(self, changes: Mapping[str, str | None]) -> dict[str, str]:
-        env = {k: v for k, v in os.environ.items() if not k.startswith(NOT_HANDED_DOWN)}
-        env["PATH"] = f"{HOROVODRUN.parent}:{env.get('PATH', '')}"
-        env["PYTHONPATH"] = f"{RANK_SITE}:{env.get('PYTHONPATH', '')}".rstrip(":")
-        env["PYTHONDONTWRITEBYTECODE"] = "1"
-        # Ranks share few cores here; more threads than that would only fight.
-        env["OMP_NUM_THREADS"] = "1"
+        env = _usual_environment()
+        if self.forked and FORKS in os.environ:
+            env[FORKS] = os.environ[FORKS]
+            env[FORKED_S] = str(self.folder / FORKED_S)
         env["TMPDIR"] = str(self.folder)
         env["HVD_TEST_STACKS"] = str(self.folder / "stacks")
         (self.folder / "stacks").mkdir()
@@ -344,6 +358,38 @@ def python(
     return horovodrun(np, [sys.executable, os.fspath(script), *args], *options, **kwargs)
 
 
+@contextlib.contextmanager
+def forks() -> Iterator[None]:
+    """The server that ranks of jobs with `forked=True` are forked from, for jobs of this process and its children."""
+    # No TemporaryDirectory: each child would remove it at exit.
+    folder = tempfile.mkdtemp(prefix="hvd-forks-")
+    path = os.path.join(folder, "socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen(64)
+        server = subprocess.Popen(
+            [sys.executable, RANK_SITE / "forked_ranks.py", str(listener.fileno())],
+            stdin=subprocess.PIPE,
+            # What frameworks say while they are imported. If an import fails, the rank itself tells why.
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+            env=_usual_environment(),
+            cwd=folder,
+        )
+    os.environ[FORKS] = path
+    try:
+        yield
+    finally:
+        del os.environ[FORKS]
+        try:
+            server.communicate(timeout=REAP_LIMIT_S)
+        finally:
+            # All that it has forked ends with it.
+            server.kill()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def assert_circle(job: Job) -> None:
     """Check that two ranks were ended because they waited for each other, and that both sides were named."""
     assert "the ranks wait for each other in a circle" in job.stderr, job.report()
@@ -351,6 +397,17 @@ def assert_circle(job: Job) -> None:
     for rank in (0, 1):
         words = rf"rank {rank} on \S+, process \d+: has not asked for \S.*; it waits for \S"
         assert re.search(words, job.stderr), job.report()
+
+
+def _usual_environment() -> dict[str, str]:
+    """The variables that all jobs have."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(NOT_HANDED_DOWN)}
+    env["PATH"] = f"{HOROVODRUN.parent}:{env.get('PATH', '')}"
+    env["PYTHONPATH"] = f"{RANK_SITE}:{env.get('PYTHONPATH', '')}".rstrip(":")
+    env["PYTHONDONTWRITEBYTECODE"] = "1"
+    # Ranks share few cores here; more threads than that would only fight.
+    env["OMP_NUM_THREADS"] = "1"
+    return env
 
 
 def _shm_folder() -> Path | None:

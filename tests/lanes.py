@@ -7,6 +7,7 @@ single test by a mark of that name. `pytest -m waits` and `pytest -m computes` s
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import resource
@@ -54,6 +55,8 @@ OF_A_RANK = 0.6
 # machine a test gets fewer processors, never more, so load fails no test.
 COMPUTES_S = 240.0
 COMPUTES_PROCESSORS = 1.2
+
+_of_forked_ranks_s: list[float] = []
 
 
 def assign(items: Iterable[pytest.Item]) -> None:
@@ -111,9 +114,15 @@ def check_that_it_waits() -> Iterator[None]:
 
 
 def processor_s() -> float:
-    """Processor time of this process, and of all that it has started and whose ends were waited for."""
+    """Processor time of this process, of those that it has started and whose ends it knows, and of forked ranks."""
     used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(one.ru_utime + one.ru_stime for one in used) + sum(_of_forked_ranks_s)
+
+
+def note_processor_s(file: Path) -> None:
+    """Add what forked ranks of a job have used: one number a line. Another process has waited for their ends."""
+    with contextlib.suppress(FileNotFoundError):
+        _of_forked_ranks_s.extend(map(float, file.read_text().split()))
 
 
 def _names(item: pytest.Item) -> Iterator[str]:

@@ -66,7 +66,7 @@ PROGRAMS = [
 
 # On rank 1 a thread computes and will then sum, while the main thread waits for what comes after.
 STRAGGLER = """
-import pathlib, sys, threading
+import os, pathlib, sys, threading
 import jax
 import jax.numpy as jnp
 import horovod.jax as hvd
@@ -75,17 +75,21 @@ go = pathlib.Path(sys.argv[1])
 hvd.init()
 rank = hvd.rank()
 
+def say(*words):
+    # One write: `print` of two threads mixes the words of their lines.
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
 def step():
     while rank == 1 and not go.exists():
         pass
     sum_it = jax.jit(lambda x: hvd.allreduce(x, name="a", op=hvd.Sum))
-    print("sum", float(sum_it(jnp.ones(4))[0]), flush=True)
+    say("sum", float(sum_it(jnp.ones(4))[0]))
 
 thread = threading.Thread(target=step)
 thread.start()
 if rank == 0:
     thread.join()
-print("ranks", hvd.allgather_object(rank, name="ranks"), flush=True)
+say("ranks", hvd.allgather_object(rank, name="ranks"))
 thread.join()
 """
 
@@ -107,6 +111,6 @@ def test_a_rank_is_waited_for_whose_main_thread_waits_while_another_computes(
 @pytest.mark.parametrize(("program", "word"), PROGRAMS)
 def test_a_circle_ends_the_job_and_names_both_sides(script, jobs, program: str, word: str) -> None:
     env = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    job = jobs(harness.python(2, script(program), word, env=env))
+    job = jobs(harness.python(2, script(program), word, env=env, forked=True))
     job.fail()
     harness.assert_circle(job)

@@ -60,11 +60,11 @@ def test_the_usual_script(np: int, jobs, tmp_path: Path) -> None:
     ids=lambda value: " ".join(value[:3:2]) if isinstance(value, list) else None,
 )
 def test_example_runs(np: int, words: list[str], jobs) -> None:
-    jobs(harness.python(np, EXAMPLES / words[0], *words[1:])).succeed()
+    jobs(harness.python(np, EXAMPLES / words[0], *words[1:], forked=True)).succeed()
 
 
 def learns_digits(script: str, jobs) -> harness.Job:
-    job = jobs(harness.python(2, EXAMPLES / "jax" / script)).succeed()
+    job = jobs(harness.python(2, EXAMPLES / "jax" / script, forked=True)).succeed()
     accuracy = re.search(r"accuracy ([\d.]+)%", job.stdout)
     assert accuracy, job.report()
     assert float(accuracy[1]) > 90
@@ -78,7 +78,7 @@ def test_flax_learns_digits(jobs) -> None:
 def test_jax_learns_digits_with_the_same_losses_on_one_rank_and_on_two(jobs) -> None:
     on_two = learns_digits("jax_digits.py", jobs)
     words = [EXAMPLES / "jax" / "jax_digits.py", "--epochs", "3"]
-    on_one = jobs(harness.python(1, *words)).succeed()
+    on_one = jobs(harness.python(1, *words, forked=True)).succeed()
     losses = [
         [float(loss) for loss in re.findall(r"loss ([\d.]+)", job.stdout)]
         for job in (on_one, on_two)

@@ -67,7 +67,7 @@ mean, total, every = (lambda vs: np.mean(vs, 0)), (lambda vs: np.sum(vs, 0)), ra
 
 def _run(jobs, script, hosts: str, text: str, *words: str, **env: str) -> harness.Job:
     path = script(START + REFERENCE + text)
-    return jobs(harness.python(len(hosts), path, hosts, *words, env={**ENV, **env}))
+    return jobs(harness.python(len(hosts), path, hosts, *words, env={**ENV, **env}, forked=True))
 
 
 OPERATIONS = """

@@ -27,7 +27,7 @@ def run(
 ) -> tuple[tuple[list[str], list[str]], str]:
     """The output of ranks 0 and 1, one text a call, and the standard error of the job, which has to end well."""
     path = script(program(AGAIN + body, before))
-    job = jobs(harness.python(2, path, env=env)).succeed()
+    job = jobs(harness.python(2, path, env=env, forked=True)).succeed()
     first, second = (gpu_double.printed(job, rank) for rank in range(2))
     assert len(first) == len(second), job.report()
     return (first, second), job.stderr

@@ -54,7 +54,7 @@ def test_an_example_on_gpus(words, jobs, script, tmp_path: Path) -> None:
         env["HOROVOD_TIMELINE"] = "DYNAMIC"
     # Three ranks: in the example of process sets two of them are in one.
     path = script(gpu_double.program(BODY.replace("{words}", json.dumps(argv))))
-    job = jobs(harness.python(3, path, env=env)).succeed()
+    job = jobs(harness.python(3, path, env=env, forked=True)).succeed()
     assert [gpu_double.printed(job, rank)[-1] for rank in (0, 2)] == ["(True, [])"] * 2, (
         job.report()
     )

@@ -68,7 +68,7 @@ def test_the_same_tests_as_on_gpus_of_nvidia(operations, names, rocm, jobs) -> N
     files = [str(FOLDER / name) for name in names]
     command = [sys.executable, *words, "--rootdir", str(harness.ROOT), *files]
     env = environment(rocm, HOROVOD_GPU_OPERATIONS=operations)
-    jobs(harness.horovodrun(2, command, env=env, cwd=harness.ROOT)).succeed()
+    jobs(harness.horovodrun(2, command, env=env, cwd=harness.ROOT, forked=True)).succeed()
 
 
 SUMS = """
@@ -90,7 +90,8 @@ if rank == 0:
 
 
 def run(jobs, script, env: dict[str, str], before: str = "", body: str = SUMS):
-    job = jobs(harness.python(2, script(gpu_double.program(body, before)), env=env))
+    path = script(gpu_double.program(body, before))
+    job = jobs(harness.python(2, path, env=env, forked=True))
     job.succeed()
     return [gpu_double.printed(job, rank) for rank in range(2)], job.stderr
 

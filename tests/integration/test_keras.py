@@ -102,7 +102,8 @@ EXAMPLES = harness.ROOT / "examples"
 def test_the_example_on_each_backend(jobs, tmp_path, np, backend) -> None:
     env = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
     words = ("--epochs", "4", "--checkpoint-dir", str(tmp_path))
-    job = jobs(harness.python(np, EXAMPLES / "keras/keras_digits.py", *words, env=env)).succeed()
+    script = EXAMPLES / "keras/keras_digits.py"
+    job = jobs(harness.python(np, script, *words, env=env, forked=True)).succeed()
     accuracy = re.search(rf"{backend}: test loss [\d.]+, accuracy ([\d.]+) %", job.stdout)
     assert float(accuracy[1]) > 85, job.report()
     assert len(list(tmp_path.iterdir())) == 4

@@ -15,7 +15,7 @@ WORKER = Path(__file__).with_name("lightning_worker.py")
 
 
 def _results(jobs: Any, np: int, package: str) -> Any:
-    job = jobs(harness.python(np, WORKER, package)).succeed()
+    job = jobs(harness.python(np, WORKER, package, forked=True)).succeed()
     (line,) = [line for line in job.stdout.splitlines() if "RESULT " in line]
     return json.loads(line.partition("RESULT ")[2])
 

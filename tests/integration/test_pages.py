@@ -42,6 +42,11 @@ LANGUAGES = {
 }
 # Their Python blocks start ranks, so they run in one process.
 DRIVERS = ("docs/running.md", "docs/ray.md", "docs/spark.md", "docs/spark-estimators.md")
+# The ranks of their commands import the framework themselves, as a reader's do. Others are forked.
+STARTED = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("elastic", "jax", "keras", "tensorflow", "torch")),
+)
 # Variables that a page tells readers to set for its Python blocks.
 VARIABLES = {"docs/timeline.md": {"HOROVOD_TIMELINE": "DYNAMIC"}}
 THOROUGH = {
@@ -300,7 +305,8 @@ class Page:
     def _run(self, block: Block, commands: list[str]) -> None:
         text = "\n".join(["set -ex", *commands])
         env = {"CUDA_VISIBLE_DEVICES": "", "HOME": str(self.folder)}
-        job = self.jobs(harness.Job(["sh", "-c", text], cwd=self.folder, env=env))
+        forked = self.page not in STARTED
+        job = self.jobs(harness.Job(["sh", "-c", text], cwd=self.folder, env=env, forked=forked))
         if job.wait() != 0:
             self.fail(block, job)
         job.assert_nothing_left()
@@ -351,7 +357,7 @@ class Page:
         command = [python, str(RUNNER), *(block.file for block in blocks)]
         if self.page in DRIVERS:
             return harness.Job(command, cwd=self.folder, env=env)
-        return harness.horovodrun(RANKS, command, cwd=self.folder, env=env)
+        return harness.horovodrun(RANKS, command, cwd=self.folder, env=env, forked=True)
 
     def fail(self, block: Block, job: harness.Job) -> None:
         """The block does not work."""
@@ -438,6 +444,7 @@ class Resuming:
                 script,
                 cwd=folder,
                 env={"KERAS_BACKEND": "torch", "CUDA_VISIBLE_DEVICES": ""},
+                forked=True,
             )
         ).succeed()
         (digest,) = re.findall(r"weights: (\w{64})", job.stdout)

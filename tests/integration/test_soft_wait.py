@@ -21,10 +21,12 @@ import harness
 WARNING = "backward() returned before the gradients of"
 
 HEAD = """
-import os, sys
+import os, sys, warnings
 import torch
 import horovod.torch as hvd
 
+# Python itself would say the same words of the same line once.
+warnings.simplefilter("always")
 hvd.init()
 rank, size = hvd.rank(), hvd.size()
 kind = ""
@@ -218,8 +220,7 @@ ON_TWO = pytest.mark.thorough(
 def all_kinds(request, tmp_path_factory) -> Iterator[tuple[int, harness.Job]]:
     path = tmp_path_factory.mktemp("soft") / "all.py"
     path.write_text(program(*KINDS))
-    # Python itself would say the same words of the same line once.
-    job = harness.python(request.param, path, env={"PYTHONWARNINGS": "always"})
+    job = harness.python(request.param, path, forked=True)
     try:
         yield request.param, job.succeed()
     finally:
@@ -246,7 +247,7 @@ def test_scripts_of_the_original_go_on_and_are_told_once(all_kinds, kind) -> Non
 
 def test_ranks_behind_others_in_the_tree_go_on_too(script, jobs) -> None:
     env = {"HOROVOD_CONTROL_FAN_OUT": "2"}
-    job = jobs(harness.python(4, script(program("skipped")), env=env)).succeed()
+    job = jobs(harness.python(4, script(program("skipped")), env=env, forked=True)).succeed()
 
     assert job.stdout.count(f"has {KINDS['skipped'][1](4)[0]:g}") == 4, job.report()
     assert warned(job, "skipped") == {str(rank): 1 for rank in range(3)}, job.report()
@@ -283,9 +284,8 @@ opt.step()
 def test_a_rank_that_is_slow_in_backward_is_waited_for(script, jobs, tmp_path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    job = jobs(
-        harness.python(3, script(HEAD + SLOW), str(pipe), env={"HOROVOD_LOG_LEVEL": "debug"})
-    )
+    env = {"HOROVOD_LOG_LEVEL": "debug"}
+    job = jobs(harness.python(3, script(HEAD + SLOW), str(pipe), env=env, forked=True))
     job.wait_for("what they wait for", count=5)
     assert not re.search(r"rank \d has", job.stdout)
     pipe.write_text("go on")

@@ -98,7 +98,7 @@ except ImportError as error:
 
 
 def test_a_hundred_operations_with_one_thread(script, jobs) -> None:
-    job = jobs(harness.python(2, script(ONE_THREAD)))
+    job = jobs(harness.python(2, script(ONE_THREAD), forked=True))
     job.wait_for("ended", count=2)
     job.succeed()
 

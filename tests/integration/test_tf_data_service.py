@@ -20,8 +20,8 @@ def test_one_job_computes_what_another_trains_on(
 ) -> None:
     file = tmp_path / "service.json"
     options = ["--dispatchers", str(dispatchers), "--dispatcher-side", side, "--timeout", "240"]
-    with harness.horovodrun(2, [*WORKER, file, *options]) as compute:
-        with harness.python(2, TRAINING, str(file), mode) as training:
+    with harness.horovodrun(2, [*WORKER, file, *options], forked=True) as compute:
+        with harness.python(2, TRAINING, str(file), mode, forked=True) as training:
             training.succeed()
             assert len(training.wait_for("was given")) >= 1
         compute.succeed()

@@ -33,7 +33,8 @@ def test_the_usual_script(np: int, jobs, tmp_path: Path) -> None:
 @pytest.mark.parametrize("np", [pytest.param(1, marks=OLD), 2, pytest.param(3, marks=OLD)])
 def test_the_script_of_tensorflow_1(np: int, jobs, tmp_path: Path) -> None:
     mnist = EXAMPLES / "tensorflow" / "tensorflow_mnist.py"
-    job = jobs(harness.python(np, mnist, "--data-dir", str(tmp_path), env=QUIET)).succeed()
+    words = ("--data-dir", str(tmp_path))
+    job = jobs(harness.python(np, mnist, *words, env=QUIET, forked=True)).succeed()
     (accuracy,) = re.findall(r"Accuracy in the last batch: ([\d.]+)%", job.stdout)
     assert float(accuracy) > 90, job.report()
     assert list(tmp_path.iterdir()), "rank 0 wrote no checkpoint"
@@ -50,4 +51,4 @@ def test_the_script_of_tensorflow_1(np: int, jobs, tmp_path: Path) -> None:
     ids=lambda words: " ".join(words[::3]),
 )
 def test_example_runs(words: list[str], jobs) -> None:
-    jobs(harness.python(2, EXAMPLES / words[0], *words[1:], env=QUIET)).succeed()
+    jobs(harness.python(2, EXAMPLES / words[0], *words[1:], env=QUIET, forked=True)).succeed()

@@ -51,7 +51,7 @@ def test_six_changes_make_the_script_distributed(jobs, tmp_path: Path) -> None:
         script = apply(script, step)
     path.write_text(script)
     (tmp_path / "model.pt").unlink()
-    job = jobs(harness.python(2, path, cwd=tmp_path)).succeed()
+    job = jobs(harness.python(2, path, cwd=tmp_path, forked=True)).succeed()
     together = losses(job.stdout)
     assert len(together) == 3, "rank 0 alone prints"
     assert together[2] < together[0]
