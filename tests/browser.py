@@ -20,18 +20,19 @@ from typing import Any
 PROGRAM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )
-# Only what hangs reaches it.
+# Only a hang lasts so long.
 LIMIT_S = 300.0
 # The descriptors on which Chromium reads commands and writes answers.
 COMMANDS, ANSWERS = 3, 4
 
 
 class Page:
-    """One page of the browser; `requests` and `errors` have what it loaded, and what its console showed as wrong."""
+    """One page of the browser. `requests` are the URLs that it loaded, `errors` those of its console."""
 
     def __init__(self, commands: int, answers: int) -> None:
         self._commands, self._answers, self._received = commands, answers, b""
         self._numbers, self._session = itertools.count(1), None
+        self._is_loaded = False
         self.requests: list[str] = []
         self.errors: list[str] = []
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
@@ -57,8 +58,11 @@ class Page:
             self._note(message)
 
     def open(self, url: str) -> None:
-        """Load a page."""
+        """Load a page, and wait until it is there."""
+        self._is_loaded = False
         self.ask("Page.navigate", url=url)
+        while not self._is_loaded:
+            self._note(self._next())
 
     def value(self, expression: str) -> Any:
         """The value of an expression of JavaScript."""
@@ -69,11 +73,19 @@ class Page:
         return found["result"].get("value")
 
     def wait_for(self, expression: str) -> Any:
-        """Evaluate the expression until it is true, and return it."""
-        deadline = time.monotonic() + LIMIT_S
-        while not (found := self.value(expression)):
-            assert time.monotonic() < deadline, f"never true: {expression}\n{self.errors}"
-        return found
+        """Wait until the expression is true, and return its value; the page looks ten times a second."""
+        return self.value(
+            f"""new Promise((resolve, reject) => {{
+                const begin = performance.now();
+                const look = () => {{
+                    const found = {expression};
+                    if (found) resolve(found);
+                    else if (performance.now() - begin > {LIMIT_S * 1000}) reject("never true");
+                    else setTimeout(look, 100);
+                }};
+                look();
+            }})"""
+        )
 
     def key(self, key: str) -> None:
         """Press a key."""
@@ -98,9 +110,10 @@ class Page:
         return base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"])
 
     def _next(self) -> dict[str, Any]:
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + 2 * LIMIT_S
         while b"\0" not in self._received:
-            ready, _, _ = select.select([self._answers], [], [], deadline - time.monotonic())
+            left = max(0.0, deadline - time.monotonic())
+            ready, _, _ = select.select([self._answers], [], [], left)
             chunk = os.read(self._answers, 1 << 16) if ready else b""
             assert chunk, "the browser has ended, or does not answer"
             self._received += chunk
@@ -112,6 +125,8 @@ class Page:
         match message.get("method"):
             case "Network.requestWillBeSent":
                 self.requests.append(params["request"]["url"])
+            case "Page.loadEventFired":
+                self._is_loaded = True
             case "Runtime.exceptionThrown":
                 self.errors.append(json.dumps(params["exceptionDetails"]))
             case "Runtime.consoleAPICalled" if params["type"] in ("error", "warning"):

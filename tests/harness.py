@@ -370,7 +370,7 @@ def forks() -> Iterator[None]:
         server = subprocess.Popen(
             [sys.executable, RANK_SITE / "forked_ranks.py", str(listener.fileno())],
             stdin=subprocess.PIPE,
-            # What frameworks say while they are imported. If an import fails, the rank itself tells why.
+            # Frameworks print while they are imported. If an import fails, the rank itself tells why.
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=[listener.fileno()],

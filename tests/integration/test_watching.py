@@ -189,17 +189,15 @@ while not found[0]:
     hvd.step()
 """
     )
-    env = {**ON, "HOROVOD_SUMMARY": "always"}
-    job = jobs(harness.python(2, script(text), str(tmp_path), env=env)).succeed()
+    job = jobs(harness.python(2, script(text), str(tmp_path), env=ON)).succeed()
     line = next(line for line in job.stdout.splitlines() if "SLOW" in line)
     slow = json.loads(line.split("SLOW ", 1)[1])
     assert (slow["ranks"], slow["cause"]) == ([1], "input"), slow
     assert slow["steps"] >= 20
-    assert slow["lost"] > 0.05
+    assert slow["lost"] >= 0.05
     assert slow["explained"] >= 0.8
     assert slow["text"].startswith("rank 1 on ")
-    assert "Likely cause: input. It waits for data for" in job.stderr, job.report()
-    assert "At the end, rank 1 on " in job.stderr, job.report()
+    assert "Likely cause: input. Waiting for data takes" in job.stderr, job.report()
 
 
 def lines_of_url(job: harness.Job) -> str:

@@ -51,11 +51,11 @@ pub struct DistributedOptimizer<O> {
     /// Tells this optimizer from others of the same parameters.
     number: String,
     /// Made by the first reduction.
-    plan: Option<Plan>,
+    plan: Option<ReductionPlan>,
 }
 
-/// What each reduction does, and the lines that all ranks must have alike.
-struct Plan {
+/// The groups of each reduction, and the lines that all ranks must have alike.
+struct ReductionPlan {
     groups: Vec<Group>,
     lines: Lines,
 }
@@ -190,7 +190,7 @@ impl<O: Optimizer> DistributedOptimizer<O> {
             return Ok(None);
         }
         let plan = self.plan.take().unwrap_or_else(|| self.make_plan());
-        let Plan { groups, lines } = self.plan.insert(plan);
+        let ReductionPlan { groups, lines } = self.plan.insert(plan);
         // Each time: ranks that step different optimizers, or wait in `join`, would mix or miss gradients.
         let rate = format!("learning rate\t{:?}", self.inner.learning_rate());
         agree(&self.hvd, lines, Some(&rate))?;
@@ -248,7 +248,7 @@ impl<O: Optimizer> DistributedOptimizer<O> {
         self.max_norm.map_or(Ok(()), check_norm)
     }
 
-    fn make_plan(&self) -> Plan {
+    fn make_plan(&self) -> ReductionPlan {
         let (op, groups, passes) = (self.op, self.groups, self.passes);
         let mut lines = self.parameters.lines();
         lines.push(format!("op\t{op:?}"));
@@ -256,7 +256,7 @@ impl<O: Optimizer> DistributedOptimizer<O> {
         lines.push(format!("backward_passes_per_step\t{passes}"));
         lines.push(format!("max_norm\t{:?}", self.max_norm));
         lines.push(self.number.clone());
-        Plan {
+        ReductionPlan {
             groups: gradients::groups(&self.parameters, groups),
             lines: Lines::new(lines),
         }

@@ -213,15 +213,14 @@ impl Metrics {
             .store(now.saturating_add(REPORT_PERIOD_NS), Relaxed);
         *lock(&self.from_driver) = (from_driver, Instant::now());
         let report = self.own_report(now);
-        let mut reports = lock(&self.reports);
-        reports.put(report);
+        lock(&self.reports).put(report);
         if self.me == Rank(0) {
-            self.compare_ranks(&reports);
+            self.compare_ranks();
         }
     }
 
     /// Finds out whether the other ranks wait for one rank all the time.
-    fn compare_ranks(&self, reports: &latest_reports::LatestReports) {
+    fn compare_ranks(&self) {
         let row = |latest: &latest_reports::Latest| {
             let place = self.places.get(latest.report.rank as usize)?;
             Some(slow::Row {
@@ -232,9 +231,10 @@ impl Metrics {
                 of_host: latest.report.host.clone(),
             })
         };
-        if let Some(slow) =
-            lock(&self.slow_ranks).observe(reports.latest().filter_map(row).collect())
-        {
+        let sample = lock(&self.reports).latest().filter_map(row).collect();
+        let slow = lock(&self.slow_ranks).observe(sample).cloned();
+        // No lock is held: whatever takes the log may ask for the figures.
+        if let Some(slow) = slow {
             tracing::warn!("{slow}");
         }
     }

@@ -91,11 +91,7 @@ impl Collector for Snapshot {
             "share of their time that the other ranks lose by waiting for a slow rank, from 0 to 1";
         let slow = self.slow.iter().flat_map(|slow| {
             slow.ranks.iter().map(move |rank| {
-                let labels = vec![
-                    ("rank", rank.to_string()),
-                    ("host", slow.host.to_string()),
-                    ("cause", slow.cause.name().to_owned()),
-                ];
+                let labels = vec![("rank", rank.to_string()), ("host", slow.host.to_string())];
                 (labels, slow.lost)
             })
         });

@@ -1,14 +1,14 @@
 //! Which rank makes the others wait, step after step, and the likely cause.
 //!
-//! Rank 0 keeps the figures of the last seconds. They cover twenty steps, or thirty seconds where the script marks no
-//! steps. A rank is named if it explains at least 80 % of the time that the other ranks lose by waiting, and if it
-//! delays them in each fifth of that time. So one long step, as for a checkpoint, names no rank. Two ranks of one host
-//! that are late together hide each other: then the host is named.
+//! Rank 0 keeps the figures of the last seconds. They cover twenty steps and at least ten seconds, or thirty seconds
+//! where the script marks no steps. A rank is named if it explains at least 80 % of the time that the other ranks lose
+//! by waiting, and if it delays them in each fifth of this window. So one long step, as for a checkpoint, names no
+//! rank. Two ranks of one host that are late together hide each other: then the host is named.
 
 mod cause;
 mod judge;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -19,14 +19,15 @@ pub use cause::Cause;
 const SECOND_NS: u64 = 1_000_000_000;
 /// Steps over which ranks are compared, where the script marks its steps.
 const STEPS: u64 = 20;
-/// Least time over which ranks are compared; a report is up to a second older than another one.
+/// Least time over which ranks are compared. Reports of two ranks are up to a second apart; over ten seconds this is
+/// little.
 const LEAST_NS: u64 = 10 * SECOND_NS;
 /// Time over which ranks are compared where the script marks no steps.
 const UNMARKED_NS: u64 = 30 * SECOND_NS;
 /// Samples that are kept. Where they do not cover enough steps, every second one is dropped, and half as many are taken
 /// from then on.
 const SAMPLES_MAX: usize = 64;
-/// A rank is named when it was found so many times in a row, and no longer when it was not.
+/// Findings in a row after which a rank is named, and samples in a row without it after which it is not named any more.
 const TIMES: u32 = 5;
 
 /// A rank, or all ranks of a host, for which the other ranks wait.
@@ -50,15 +51,12 @@ impl fmt::Display for Slow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &*self.ranks {
             [rank] => write!(f, "rank {rank} on {} is slow", self.host)?,
-            all => write!(f, "all {} ranks on {} are slow", all.len(), self.host)?,
+            all => write!(f, "the {} ranks on {} are slow", all.len(), self.host)?,
         }
-        write!(
-            f,
-            ": the others lose {} by waiting",
-            cause::percent(self.lost)
-        )?;
+        let lost = cause::percent(self.lost);
+        write!(f, ": the others lose {lost} of their time by waiting")?;
         if self.steps > 0 {
-            write!(f, ", for {} steps", self.steps)?;
+            write!(f, ", over the last {} steps", self.steps)?;
         }
         write!(f, ". Likely cause: {}", self.cause)
     }
@@ -82,18 +80,19 @@ pub(crate) type Sample = Vec<Row>;
 #[derive(Debug, Default)]
 pub(crate) struct SlowRanks {
     samples: VecDeque<Sample>,
-    /// So many calls give one sample, which is the last of them.
+    /// Calls of `observe` for each kept sample, of which the last is kept; 0 means 1.
     calls_per_sample: u32,
     calls: u32,
-    /// The rank that was found last, and how many times in a row it was or, since then, was not.
-    found: Option<Slow>,
-    hits: u32,
+    named: Option<Slow>,
+    /// Samples in a row that did not find the named ranks.
     misses: u32,
-    is_named: bool,
+    /// Other ranks than the named ones, and how many times in a row they were found.
+    candidate: Option<(Vec<u32>, u32)>,
+    reported: BTreeSet<Vec<u32>>,
 }
 
 impl SlowRanks {
-    /// Takes the figures of all ranks; rank 0 calls this once a second. Returns a rank that was not named before.
+    /// Takes the figures of all ranks; rank 0 calls this once a second. Returns ranks that are named for the first time.
     pub(crate) fn observe(&mut self, sample: Sample) -> Option<&Slow> {
         self.calls += 1;
         if self.calls < self.calls_per_sample {
@@ -102,30 +101,41 @@ impl SlowRanks {
         self.calls = 0;
         self.samples.push_back(sample);
         self.thin_out();
-        let Some(slow) = self.slowest() else {
-            self.misses = self.misses.saturating_add(1);
-            if self.misses >= TIMES || !self.is_named {
-                (self.found, self.is_named) = (None, false);
-            }
+        let found = self.slowest();
+        let is_of_named = |slow: &Slow| self.named.as_ref().is_some_and(|n| n.ranks == slow.ranks);
+        if found.as_ref().is_some_and(is_of_named) {
+            (self.named, self.misses, self.candidate) = (found, 0, None);
             return None;
-        };
-        let is_same = self.found.as_ref().is_some_and(|f| f.ranks == slow.ranks);
-        if !is_same {
-            (self.hits, self.is_named) = (0, false);
         }
-        (self.hits, self.misses) = (self.hits.saturating_add(1), 0);
-        let is_new = !self.is_named && self.hits >= TIMES;
-        self.is_named |= is_new;
-        let found = &*self.found.insert(slow);
-        is_new.then_some(found)
+        self.misses = self.misses.saturating_add(1);
+        if self.misses >= TIMES {
+            self.named = None;
+        }
+        let former = self.candidate.take();
+        let slow = found?;
+        let times = former.filter(|(ranks, _)| *ranks == slow.ranks);
+        let times = times.map_or(1, |(_, times)| times + 1);
+        if times < TIMES {
+            self.candidate = Some((slow.ranks, times));
+            return None;
+        }
+        let is_new = self.reported.insert(slow.ranks.clone());
+        self.misses = 0;
+        let named = &*self.named.insert(slow);
+        is_new.then_some(named)
     }
 
     pub(crate) fn named(&self) -> Option<&Slow> {
-        self.found.as_ref().filter(|_| self.is_named)
+        self.named.as_ref()
     }
 
-    fn slowest(&self) -> Option<Slow> {
+    fn slowest(&mut self) -> Option<Slow> {
         let first = self.first()?;
+        if self.samples.len() - first <= judge::PARTS {
+            // Steps were so rare that few samples were kept, and are not any more.
+            self.calls_per_sample = 1;
+            return None;
+        }
         let samples: Vec<&Sample> = self.samples.range(first..).collect();
         judge::slowest(&samples)
     }
@@ -136,9 +146,10 @@ impl SlowRanks {
         let is_enough = |sample: &Sample| {
             let (lasts, steps) = between(sample, last)?;
             let is_marked = last.iter().all(|row| row.figures.steps > 0);
-            Some(match is_marked {
-                true => steps >= STEPS && lasts >= LEAST_NS,
-                false => lasts >= UNMARKED_NS,
+            Some(if is_marked {
+                steps >= STEPS && lasts >= LEAST_NS
+            } else {
+                lasts >= UNMARKED_NS
             })
         };
         self.samples

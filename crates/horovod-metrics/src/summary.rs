@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::sync::Arc;
 
+use crate::slow::Slow;
 use crate::snapshot::Snapshot;
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -14,7 +15,7 @@ const NAMED_PERCENT: u64 = 1;
 type RankOnHost = (u32, Arc<str>);
 
 /// Sums over rounds.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summary {
     rounds: u64,
     restarts: u64,
@@ -34,8 +35,8 @@ pub struct Summary {
     waiting_ns: u64,
     awaited_ns: BTreeMap<RankOnHost, u64>,
     peak_memory: Option<(u64, RankOnHost)>,
-    /// At the end of the last round.
-    slow: Option<String>,
+    /// The slow rank at the end of the last round.
+    slow: Option<Slow>,
 }
 
 impl Summary {
@@ -45,10 +46,7 @@ impl Summary {
         self.rounds += 1;
         self.restarts = round.restarts;
         self.size = round.size;
-        self.slow = round
-            .slow
-            .as_ref()
-            .map(|slow| format!("At the end, {slow}"));
+        self.slow.clone_from(&round.slow);
         self.rows = round.ranks.len();
         let mut names: Vec<&str> = round.ranks.iter().map(|row| &*row.hostname).collect();
         names.sort_unstable();
@@ -105,7 +103,7 @@ impl Summary {
             }
         }
         if let Some(slow) = &self.slow {
-            write!(out, " {slow}")?;
+            write!(out, " At the end, {slow}")?;
         }
         match self.restarts {
             0 => write!(out, " No restarts.")?,
@@ -217,6 +215,26 @@ mod tests {
              other ranks. The others waited longest for rank 2 on b: 25.0 s (25 %). No restarts. Peak memory 3.0 GiB, \
              of rank 2 on b."
         );
+    }
+
+    #[test]
+    fn a_rank_that_was_slow_at_the_end_is_named() {
+        let slow = Slow {
+            ranks: vec![1],
+            host: "b".into(),
+            lost: 0.2,
+            explained: 1.0,
+            steps: 20,
+            cause: crate::Cause::Unknown,
+        };
+        let last = Snapshot {
+            slow: Some(slow),
+            ..round(&["a", "b"], 0, 10)
+        };
+        let text = text(&[last]);
+        let words = " At the end, rank 1 on b is slow: the others lose 20 % of their time by waiting, over the last 20 steps. \
+                     Likely cause: unknown. Computing takes no longer there. No restarts.";
+        assert!(text.contains(words), "{text}");
     }
 
     #[test]

@@ -242,7 +242,7 @@ mod tests {
             host: "a".into(),
             lost: 0.21,
             explained: 0.9,
-            steps: 12,
+            steps: 20,
             cause: crate::Cause::Steal(0.3),
         };
         let text = Snapshot {
@@ -250,8 +250,8 @@ mod tests {
             ..snapshot(2)
         }
         .to_text();
-        let line = "rank 1 on a is slow: the others lose 21 % by waiting, for 12 steps. Likely cause: its virtual \
-                    machine. The hypervisor gives 30 % of its processors to others.";
+        let line = "rank 1 on a is slow: the others lose 21 % of their time by waiting, over the last 20 steps. Likely \
+                    cause: other virtual machines. The hypervisor takes 30 % of the processors of the host.";
         assert!(text.lines().any(|l| l == line), "{text}");
     }
 

@@ -248,7 +248,9 @@ fn messages(shown: &Shown<'_>) -> Vec<Line> {
         let text = format!("no report for more than 5 s of {}", named(&silent));
         lines.push(Line::of(Paint::Alarm, text));
     }
-    lines.extend(shown.document.slow.iter().flat_map(slow_lines));
+    if lines.is_empty() {
+        lines.extend(shown.document.slow.iter().flat_map(slow_lines));
+    }
     if lines.is_empty() {
         lines.push(latest_line(&shown.rows));
     }
@@ -279,12 +281,10 @@ fn hang_line(hang: &Hang) -> Line {
     )
 }
 
-/// The slow rank, and below it the likely cause: both may need all of 80 columns.
+/// The slow rank, and the likely cause on a line of its own.
 fn slow_lines(slow: &Slow) -> Vec<Line> {
-    let sentences = slow.text.split_inclusive(". ").map(str::trim_end);
-    let mut sentences: Vec<&str> = sentences.collect();
-    let cause = sentences.split_off(sentences.len().min(1)).join(" ");
-    let lines = sentences.into_iter().map(str::to_owned).chain([cause]);
+    let (rank, cause) = slow.text.split_once(". ").unwrap_or((&slow.text, ""));
+    let lines = [rank, cause].into_iter().filter(|line| !line.is_empty());
     lines.map(|line| Line::of(Paint::Alarm, line)).collect()
 }
 

@@ -6,15 +6,15 @@ use super::Row;
 use super::judge::{Change, Suspect};
 use crate::figures::HostFigures;
 
-/// A cause explains the delay if it takes at least this part of it.
+/// A cause explains a delay if it takes at least this part of the delay.
 const PART_OF_DELAY: f64 = 0.5;
 /// A slow rank computes longer than the others by at least this part of the delay; otherwise its messages are late.
 const PART_COMPUTED: f64 = 0.25;
-/// Least share of its processors that a host loses to the hypervisor.
+/// A host loses at least this share more of its processors to the hypervisor than the other hosts.
 const STEAL_MIN: f64 = 0.05;
 /// A host with less available memory than this share is short of it.
 const AVAILABLE_MIN: f64 = 0.03;
-/// A host that moves so many bytes into swap meanwhile is short of memory.
+/// A host that moves so many bytes into swap, in the compared time, is short of memory.
 const SWAPPED_MIN: u64 = 16 << 20;
 /// A process that computes uses a processor for at least this share of the time.
 const RUNNING_MIN: f64 = 0.7;
@@ -31,13 +31,13 @@ pub enum Cause {
     Input(f64, f64),
     /// It computes no longer than the others, so its messages are late.
     Network,
-    /// Its host is short of memory: available and total bytes.
-    Memory(u64, u64),
+    /// Its host is short of memory: available and total bytes, and bytes that it moved into swap.
+    Memory(u64, u64, u64),
     /// The hypervisor gives this share of its host's processors to other machines.
     Steal(f64),
-    /// Processes outside the job use this share of its host's processors.
+    /// Processes beside the ranks use this share of its host's processors.
     OtherProcesses(f64),
-    /// Its process uses a processor for this share only of the time in which it waits for no rank.
+    /// Its process uses a processor for this share only of its computing time.
     NotRunning(f64),
     /// It computes for this share of its time; the others for the second.
     Computing(f64, f64),
@@ -61,7 +61,8 @@ impl Cause {
         }
     }
 
-    /// The cause for which `suspect` delays the others for this share of their time. `None`: a rank has no figures.
+    /// Returns the cause for which the others wait for `suspect` for the share `delay` of their time. `None`: a rank has
+    /// no figures.
     pub(super) fn of(suspect: Suspect, change: &Change<'_>, delay: f64) -> Option<Self> {
         let own = |get| change.share(|row| suspect.includes(row), get);
         let others = |get| change.share(|row| !suspect.includes(row), get);
@@ -73,14 +74,25 @@ impl Cause {
         let host = change.rows().find(|(_, row)| suspect.includes(row))?.1.host;
         let has_other_hosts = change.rows().any(|(_, row)| row.host != host);
         if computing.0 - computing.1 < PART_COMPUTED * delay {
-            return Some(match has_other_hosts {
-                true => Self::Network,
-                false => Self::Unknown,
+            return Some(if has_other_hosts {
+                Self::Network
+            } else {
+                Self::Unknown
             });
         }
         let of_host = HostChange::of(host, change);
-        if let Some(cause) = of_host.as_ref().and_then(HostChange::shortage) {
-            return Some(cause);
+        // A shortage slows all ranks of a host alike, so only other hosts show that it matters.
+        if has_other_hosts && let Some(of_host) = &of_host {
+            let others = change
+                .rows()
+                .map(|(_, row)| row)
+                .filter(|row| row.host != host);
+            let others = others.filter(|row| row.of_host.is_some());
+            let steal = others.filter_map(|row| Some(HostChange::of(row.host, change)?.steal));
+            let least_steal = steal.fold(1.0, f64::min);
+            if let Some(cause) = of_host.shortage(least_steal) {
+                return Some(cause);
+            }
         }
         let running = own(|f| f.cpu)? / computing.0.max(f64::EPSILON);
         // Threads that wait may poll, which takes processor time, too.
@@ -115,13 +127,13 @@ impl<'a> HostChange<'a> {
             Some((before.of_host.as_ref()?, after.of_host.as_ref()?, elapsed))
         };
         let (before, after, elapsed) = rows().find_map(figures)?;
-        let capacity = (elapsed * after.processors) as f64;
+        let capacity = elapsed as f64 * after.processors as f64;
         if capacity == 0.0 {
             return None;
         }
         let own = rows().map(|(b, a)| a.figures.cpu.saturating_sub(b.figures.cpu));
         let busy = after.busy.saturating_sub(before.busy);
-        let others = busy.saturating_sub(own.sum());
+        let others = busy.saturating_sub(own.fold(0, u64::saturating_add));
         let steal = after.steal.saturating_sub(before.steal);
         Some(Self {
             before,
@@ -131,16 +143,17 @@ impl<'a> HostChange<'a> {
         })
     }
 
-    fn shortage(&self) -> Option<Cause> {
+    /// `other_hosts` lose this share of their processors to the hypervisor.
+    fn shortage(&self, other_hosts: f64) -> Option<Cause> {
         let HostFigures {
             memory, available, ..
         } = *self.after;
         let swapped = self.after.swapped.saturating_sub(self.before.swapped);
         let is_short = memory > 0 && (available as f64) < AVAILABLE_MIN * memory as f64;
         if is_short || swapped >= SWAPPED_MIN {
-            return Some(Cause::Memory(available, memory));
+            return Some(Cause::Memory(available, memory, swapped));
         }
-        (self.steal >= STEAL_MIN).then_some(Cause::Steal(self.steal))
+        (self.steal - other_hosts.min(self.steal) >= STEAL_MIN).then_some(Cause::Steal(self.steal))
     }
 }
 
@@ -152,44 +165,35 @@ pub(super) fn percent(share: f64) -> String {
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::Input(own, others) => write!(
-                f,
-                "input. It waits for data for {} of its time, the others for {}.",
-                percent(own),
-                percent(others)
+            Self::Input(own, others) => {
+                let (own, others) = (percent(own), percent(others));
+                write!(f, "input. Waiting for data takes {own} of the time there, {others} elsewhere.")
+            }
+            Self::Network => f.write_str(
+                "the network between the hosts. Computing takes no longer there, but messages come later.",
             ),
-            Self::Network => write!(
-                f,
-                "the network of its host. It computes no longer than the others, but its messages come later."
-            ),
-            Self::Memory(available, memory) => write!(
-                f,
-                "memory. Its host has {} of {} available.",
-                crate::in_bytes(available),
-                crate::in_bytes(memory)
-            ),
-            Self::Steal(share) => write!(
-                f,
-                "its virtual machine. The hypervisor gives {} of its processors to others.",
-                percent(share)
-            ),
-            Self::OtherProcesses(share) => write!(
-                f,
-                "other processes. They use {} of the processors of its host.",
-                percent(share)
-            ),
-            Self::NotRunning(share) => write!(
-                f,
-                "input, a disk or a lock. Its process runs for {} only of the time in which it waits for no rank.",
-                percent(share)
-            ),
-            Self::Computing(own, others) => write!(
-                f,
-                "more work, or a slower processor. It computes for {} of its time, the others for {}.",
-                percent(own),
-                percent(others)
-            ),
-            Self::Unknown => write!(f, "unknown. It computes no longer than the others."),
+            Self::Memory(available, memory, swapped) => {
+                let of_memory = [available, memory, swapped].map(crate::in_bytes);
+                let [available, memory, swapped] = of_memory;
+                write!(f, "memory. The host has {available} of {memory} available, and moved {swapped} into swap.")
+            }
+            Self::Steal(share) => {
+                let share = percent(share);
+                write!(f, "other virtual machines. The hypervisor takes {share} of the processors of the host.")
+            }
+            Self::OtherProcesses(share) => {
+                let share = percent(share);
+                write!(f, "other processes, such as workers of a data loader. They use {share} of the host.")
+            }
+            Self::NotRunning(share) => {
+                let share = percent(share);
+                write!(f, "input, a disk, a lock or an accelerator. A processor is used for only {share} of the computing time.")
+            }
+            Self::Computing(own, others) => {
+                let (own, others) = (percent(own), percent(others));
+                write!(f, "more work, or slower hardware. Computing takes {own} of the time there, {others} elsewhere.")
+            }
+            Self::Unknown => f.write_str("unknown. Computing takes no longer there."),
         }
     }
 }

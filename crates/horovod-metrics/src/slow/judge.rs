@@ -8,8 +8,8 @@ use crate::figures::RankFigures;
 const LOST_MIN: f64 = 0.05;
 /// A rank must explain at least this share of the loss.
 const EXPLAINED_MIN: f64 = 0.8;
-/// Parts of the time; in each of them the others must lose something by the same rank.
-const PARTS: usize = 5;
+/// Parts of the window; in each of them the others must lose something by the same rank.
+pub(super) const PARTS: usize = 5;
 /// In each part the others must lose at least this share of the mean loss.
 const PART_LOST_MIN: f64 = 0.3;
 /// In each part the rank must explain at least this share of the loss. A part has few steps, and reports of two ranks
@@ -23,25 +23,65 @@ const OPERATIONS_MIN: u64 = 20;
 pub(super) struct Change<'a> {
     before: &'a Sample,
     after: &'a Sample,
+    hosts: Vec<OfHost>,
+}
+
+/// The ranks of a host together.
+struct OfHost {
+    host: u32,
+    ranks: usize,
+    /// Sum over the ranks of the share of their time that they have waited.
+    waiting: f64,
+    /// Operations that one of the ranks was the last to begin.
+    last: u64,
+}
+
+impl OfHost {
+    fn mean_waiting(&self) -> f64 {
+        self.waiting / self.ranks as f64
+    }
 }
 
 impl<'a> Change<'a> {
-    pub(super) fn new(before: &'a Sample, after: &'a Sample) -> Self {
-        Self { before, after }
+    /// `None`: a rank has no new figures.
+    fn new(before: &'a Sample, after: &'a Sample) -> Option<Self> {
+        let mut hosts: Vec<OfHost> = Vec::new();
+        for (b, a) in before.iter().zip(after) {
+            let waiting = share(b, a, |f| f.waiting)?;
+            let last = a.figures.last.saturating_sub(b.figures.last);
+            match hosts.iter_mut().find(|of| of.host == a.host) {
+                Some(of) => {
+                    of.ranks += 1;
+                    of.waiting += waiting;
+                    of.last = of.last.saturating_add(last);
+                }
+                None => hosts.push(OfHost {
+                    host: a.host,
+                    ranks: 1,
+                    waiting,
+                    last,
+                }),
+            }
+        }
+        Some(Self {
+            before,
+            after,
+            hosts,
+        })
     }
 
     pub(super) fn rows(&self) -> impl Iterator<Item = (&'a Row, &'a Row)> {
         self.before.iter().zip(self.after)
     }
 
-    /// The mean share of their time that some ranks have spent so; `None`: no such rank.
+    /// Returns the mean share of their time by which the counter `get` of some ranks grew; `None`: no such rank.
     pub(super) fn share(
         &self,
-        is_one: impl Fn(&Row) -> bool,
+        belongs: impl Fn(&Row) -> bool,
         get: fn(&RankFigures) -> u64,
     ) -> Option<f64> {
         let (mut sum, mut ranks) = (0.0, 0);
-        for (before, after) in self.rows().filter(|(_, after)| is_one(after)) {
+        for (before, after) in self.rows().filter(|(_, after)| belongs(after)) {
             sum += share(before, after, get)?;
             ranks += 1;
         }
@@ -65,6 +105,15 @@ pub(super) enum Suspect {
     Host(u32),
 }
 
+/// How a suspect delays the others.
+#[derive(Clone, Copy)]
+enum Lateness {
+    /// It begins its operations later. So it waits less than the others.
+    OfItsBegin,
+    /// It begins them with the others, but its messages arrive later. So it waits as long as the others or longer.
+    OfItsMessages,
+}
+
 impl Suspect {
     pub(super) fn includes(self, row: &Row) -> bool {
         match self {
@@ -74,80 +123,68 @@ impl Suspect {
     }
 
     /// Returns the share of their time that the other ranks lose by waiting, and the part of it that the suspect
-    /// explains by such a delay. `None`: there are no others.
-    fn loss(self, change: &Change<'_>, delay: Delay) -> Option<(f64, f64)> {
+    /// explains by its lateness. `None`: there are no others.
+    fn loss_and_explained(self, change: &Change<'_>, lateness: Lateness) -> Option<(f64, f64)> {
         let lost = change.share(|row| !self.includes(row), |f| f.waiting)?;
-        let awaited = change.share(|row| self.includes(row), |f| f.awaited)?;
-        let explained = match (delay, self) {
-            (Delay::OfItsBegin, Self::Rank(_)) => awaited.min(lost - self.waiting(change)?),
-            // Ranks of a host that are late together hide each other: none of them is awaited alone.
-            (Delay::OfItsBegin, Self::Host(_)) => lost - self.waiting(change)?,
-            (Delay::OfItsMessages, _) => awaited * self.ranks(change) as f64,
+        let awaited = || change.share(|row| self.includes(row), |f| f.awaited);
+        let waiting = change.share(|row| self.includes(row), |f| f.waiting)?;
+        let explained = match (lateness, self) {
+            (Lateness::OfItsBegin, Self::Rank(_)) => awaited()?.min(lost - waiting),
+            // Ranks of a host that are late together hide each other: none of them is awaited alone. Two hosts that are
+            // late together hide each other, too.
+            (Lateness::OfItsBegin, Self::Host(host)) => {
+                let others = change.hosts.iter().filter(|of| of.host != host);
+                others.map(OfHost::mean_waiting).fold(1.0, f64::min) - waiting
+            }
+            (Lateness::OfItsMessages, _) => awaited()? * self.ranks(change) as f64,
         };
         Some((lost, explained.clamp(0.0, lost)))
-    }
-
-    fn waiting(self, change: &Change<'_>) -> Option<f64> {
-        change.share(|row| self.includes(row), |f| f.waiting)
     }
 
     fn ranks(self, change: &Change<'_>) -> usize {
         change.rows().filter(|(_, row)| self.includes(row)).count()
     }
 
-    /// Returns whether the messages of the suspect were nearly always the last. By chance they are that as often as its
-    /// ranks are many.
+    /// Returns whether the messages of the suspect were nearly always the last. By chance, half of all ranks are last in
+    /// half of the operations.
     fn is_nearly_always_last(self, change: &Change<'_>) -> bool {
-        let last = |is_one: &dyn Fn(&Row) -> bool| {
-            let rows = change.rows().filter(|(_, row)| is_one(row));
-            let last = rows.map(|(b, a)| a.figures.last.saturating_sub(b.figures.last));
-            last.sum::<u64>()
-        };
-        let (own, all) = (last(&|row| self.includes(row)), last(&|_| true));
+        let own = change.rows().filter(|(_, row)| self.includes(row));
+        let own = own.map(|(b, a)| a.figures.last.saturating_sub(b.figures.last));
+        let own = own.fold(0, u64::saturating_add);
+        let all = change
+            .hosts
+            .iter()
+            .map(|of| of.last)
+            .fold(0, u64::saturating_add);
         let is_half_at_most = 2 * self.ranks(change) <= change.after.len();
         is_half_at_most && all >= OPERATIONS_MIN && own as f64 >= LAST_MIN * all as f64
     }
 }
 
-/// How a suspect delays the others.
-#[derive(Clone, Copy)]
-enum Delay {
-    /// It begins its operations later. So it waits less than the others.
-    OfItsBegin,
-    /// It begins them with the others, but its messages arrive later. So it waits as long as the others or longer.
-    OfItsMessages,
-}
-
-/// Returns the rank or the host for which the others wait in these samples, of which the first is the oldest.
+/// Returns the rank or the host for which the others wait in these samples, of which the first is the oldest. There must
+/// be more samples than [`PARTS`].
 pub(super) fn slowest(samples: &[&Sample]) -> Option<Slow> {
     let [first, .., last] = samples else {
         return None;
     };
     let (_, steps) = between(first, last)?;
-    let whole = Change::new(first, last);
-    let begins = suspects(&whole).map(|suspect| (suspect, Delay::OfItsBegin));
-    let arrives = suspects(&whole).filter(|suspect| suspect.is_nearly_always_last(&whole));
-    let arrives = arrives.map(|suspect| (suspect, Delay::OfItsMessages));
-    let (suspect, delay, lost, explained) =
-        begins.chain(arrives).find_map(|(suspect, delay)| {
-            let (lost, explained) = suspect.loss(&whole, delay)?;
-            let is_it = lost >= LOST_MIN && explained >= EXPLAINED_MIN * lost;
-            is_it.then_some((suspect, delay, lost, explained))
-        })?;
-    let parts = samples.len().saturating_sub(1).min(PARTS);
-    let sample = |part: usize| samples[part * (samples.len() - 1) / parts];
-    let is_steady = (0..parts).all(|part| {
-        let change = Change::new(sample(part), sample(part + 1));
-        suspect
-            .loss(&change, delay)
-            .is_some_and(|(part_lost, part_explained)| {
+    let whole = Change::new(first, last)?;
+    let sample = |part: usize| samples[part * (samples.len() - 1) / PARTS];
+    let parts = (0..PARTS).map(|part| Change::new(sample(part), sample(part + 1)));
+    let parts: Vec<Change<'_>> = parts.collect::<Option<_>>()?;
+    let (suspect, lost, explained) = suspects(&whole).find_map(|(suspect, lateness)| {
+        let (lost, explained) = suspect.loss_and_explained(&whole, lateness)?;
+        let explains_the_loss = lost >= LOST_MIN && explained >= EXPLAINED_MIN * lost;
+        let is_steady = |part: &Change<'_>| {
+            let of_part = suspect.loss_and_explained(part, lateness);
+            of_part.is_some_and(|(part_lost, part_explained)| {
                 part_lost >= PART_LOST_MIN * lost
                     && part_explained >= PART_EXPLAINED_MIN * part_lost
             })
-    });
-    if !is_steady || parts < PARTS {
-        return None;
-    }
+        };
+        let is_found = explains_the_loss && parts.iter().all(is_steady);
+        is_found.then_some((suspect, lost, explained))
+    })?;
     let rows = || last.iter().filter(|row| suspect.includes(row));
     Some(Slow {
         ranks: rows().map(|row| row.rank).collect(),
@@ -159,19 +196,34 @@ pub(super) fn slowest(samples: &[&Sample]) -> Option<Slow> {
     })
 }
 
-/// The rank that was awaited longest, then each host that has several ranks and is not the only one.
-fn suspects(change: &Change<'_>) -> impl Iterator<Item = Suspect> {
-    let awaited =
-        |(before, after): &(&Row, &Row)| share(before, after, |f| f.awaited).unwrap_or(0.0);
-    let rank = change
-        .rows()
-        .max_by(|a, b| awaited(a).total_cmp(&awaited(b)));
-    let rank = rank.map(|(_, row)| Suspect::Rank(row.rank));
-    let mut hosts: Vec<u32> = change.rows().map(|(_, row)| row.host).collect();
-    hosts.sort_unstable();
-    let hosts: Vec<&[u32]> = hosts.chunk_by(|a, b| a == b).collect();
-    let several = hosts.len() > 1;
-    let hosts = hosts.iter().filter(|ranks| several && ranks.len() > 1);
-    let hosts: Vec<Suspect> = hosts.map(|ranks| Suspect::Host(ranks[0])).collect();
-    rank.into_iter().chain(hosts)
+/// Returns the ranks that are compared. A host is first: in a tree of control links, the time for which its ranks were
+/// awaited together may be divided among them by chance.
+fn suspects(change: &Change<'_>) -> impl Iterator<Item = (Suspect, Lateness)> {
+    let of_several = || {
+        change
+            .hosts
+            .iter()
+            .filter(|of| change.hosts.len() > 1 && of.ranks > 1)
+    };
+    let most = |get: fn(&RankFigures) -> u64| {
+        let grown = |(before, after): &(&Row, &Row)| share(before, after, get).unwrap_or(0.0);
+        let rows = change.rows().max_by(|a, b| grown(a).total_cmp(&grown(b)));
+        rows.map(|(_, row)| Suspect::Rank(row.rank))
+    };
+    let host = |of: &OfHost| Suspect::Host(of.host);
+    let least_waiting = of_several().min_by(|a, b| a.mean_waiting().total_cmp(&b.mean_waiting()));
+    let begins = [least_waiting.map(host), most(|f| f.awaited)];
+    let messages = [
+        of_several().max_by_key(|of| of.last).map(host),
+        most(|f| f.last),
+    ];
+    let messages = messages.into_iter().flatten();
+    let messages: Vec<Suspect> = messages
+        .filter(|suspect| suspect.is_nearly_always_last(change))
+        .collect();
+    let begins = begins
+        .into_iter()
+        .flatten()
+        .map(|of| (of, Lateness::OfItsBegin));
+    begins.chain(messages.into_iter().map(|of| (of, Lateness::OfItsMessages)))
 }

@@ -4,7 +4,7 @@ use super::*;
 
 const MS: u64 = 1_000_000;
 
-/// A job whose ranks take these times for a step. The others of the slowest rank wait.
+/// A job. In each step all other ranks wait for the slowest one.
 struct Job {
     rows: Sample,
     marks_steps: bool,
@@ -105,13 +105,12 @@ fn the_rank_that_computes_longer_is_named_with_the_loss_of_the_others() {
     assert!(slow.explained > 0.99 && slow.steps >= STEPS, "{slow:?}");
     assert!(
         slow.to_string()
-            .starts_with("rank 3 on node-1 is slow: the others lose 20 % by waiting, for "),
+            .starts_with("rank 3 on node-1 is slow: the others lose 20 % of their time by waiting, over the last "),
         "{slow}"
     );
     assert!(
         slow.to_string().ends_with(
-            " steps. Likely cause: more work, or a slower processor. It computes for 99 % of its time, the others \
-             for 79 %."
+            " steps. Likely cause: more work, or slower hardware. Computing takes 99 % of the time there, 79 % elsewhere."
         ),
         "{slow}"
     );
@@ -214,10 +213,71 @@ fn ranks_of_a_host_that_are_late_together_name_the_host() {
     let slow = Job::new(&[0, 0, 1, 1]).named(&parts).expect("a slow host");
     assert_eq!(&*slow.ranks, &[2, 3]);
     assert!(
-        slow.to_string()
-            .starts_with("all 2 ranks on node-1 are slow: the others lose 33 % by waiting"),
+        slow.to_string().starts_with(
+            "the 2 ranks on node-1 are slow: the others lose 33 % of their time by waiting"
+        ),
         "{slow}"
     );
+}
+
+#[test]
+fn two_slow_hosts_hide_each_other() {
+    let slow = computing(120);
+    let parts = [computing(80), computing(80), slow, slow, slow, slow];
+    assert_eq!(Job::new(&[0, 0, 1, 1, 2, 2]).named(&parts), None);
+}
+
+#[test]
+fn a_shortage_of_the_only_host_is_no_reason_why_one_of_its_ranks_is_slow() {
+    let mut job = Job::new(&[0, 0]);
+    let mut slow = SlowRanks::default();
+    for _ in 0..60 {
+        for _ in 0..8 {
+            job.step(&[computing(80), computing(120)]);
+            if let Some(host) = &mut job.rows[0].of_host {
+                host.steal += 121 * MS;
+                host.available = 0;
+            }
+        }
+        slow.observe(job.rows.clone());
+    }
+    assert_eq!(
+        slow.named().map(|slow| slow.cause.name()),
+        Some("computing")
+    );
+}
+
+/// While no step ends, samples become rare.
+#[test]
+fn after_a_long_pause_a_slow_rank_is_named() {
+    let (mut job, mut slow) = (Job::new(&[0, 0]), SlowRanks::default());
+    job.run(&mut slow, 30, |_| vec![computing(100); 2]);
+    for _ in 0..300 {
+        job.rows
+            .iter_mut()
+            .for_each(|row| row.figures.elapsed += SECOND_NS);
+        slow.observe(job.rows.clone());
+    }
+    job.run(&mut slow, 90, |_| vec![computing(100), computing(150)]);
+    assert!(slow.named().is_some());
+}
+
+#[test]
+fn ranks_that_take_turns_for_half_a_minute_are_each_reported_once() {
+    let (mut job, mut slow) = (Job::new(&[0, 0]), SlowRanks::default());
+    let mut reports = Vec::new();
+    for second in 0..300 {
+        let is_first = second / 30 % 2 == 0;
+        for _ in 0..8 {
+            let times = if is_first { [120, 80] } else { [80, 120] };
+            job.step(&times.map(computing));
+        }
+        reports.extend(
+            slow.observe(job.rows.clone())
+                .map(|slow| slow.ranks.clone()),
+        );
+    }
+    assert_eq!(reports, [[0], [1]]);
 }
 
 #[test]

@@ -184,8 +184,8 @@ fn a_job_that_does_not_answer_is_said_so() {
 
 #[test]
 fn a_slow_rank_and_the_likely_cause_are_two_lines() {
-    let text_of_slow = "rank 3 on node-2 is slow: the others lose 21 % by waiting, for 12 steps. Likely cause: input. It \
-                        waits for data for 40 % of its time, the others for 1 %.";
+    let text_of_slow = "rank 3 on node-2 is slow: the others lose 21 % of their time by waiting. Likely cause: input. \
+                        Waiting for data takes 40 % of the time there, 1 % elsewhere.";
     let document = Document {
         slow: Some(Slow {
             text: text_of_slow.into(),
@@ -197,8 +197,8 @@ fn a_slow_rank_and_the_likely_cause_are_two_lines() {
     assert_eq!(
         lines[1..3],
         [
-            "rank 3 on node-2 is slow: the others lose 21 % by waiting, for 12 steps.",
-            "Likely cause: input. It waits for data for 40 % of its time, the others for 1 %."
+            "rank 3 on node-2 is slow: the others lose 21 % of their time by waiting",
+            "Likely cause: input. Waiting for data takes 40 % of the time there, 1 % elsewhere."
         ],
         "{frame}"
     );
