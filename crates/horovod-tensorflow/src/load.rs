@@ -1,6 +1,5 @@
 //! Initialisation while the library is being loaded: look-ups, then registration; and the functions that were found.
 
-use std::ffi::CStr;
 use std::panic::catch_unwind;
 use std::sync::OnceLock;
 
@@ -10,7 +9,7 @@ use crate::registration;
 use crate::tf::functions::Functions;
 
 /// TensorFlow's library, which `import tensorflow` has loaded.
-const TENSORFLOW: &CStr = c"libtensorflow_framework.so.2";
+const TENSORFLOW: &str = "libtensorflow_framework.so.2";
 
 struct Found {
     tf: Functions,
