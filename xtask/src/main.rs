@@ -1,5 +1,6 @@
 //! Development commands: `cargo xtask tidy` checks what no compiler sees, `cargo xtask docs` writes generated pages.
 
+mod circles;
 mod files;
 mod layers;
 mod map;
@@ -37,6 +38,7 @@ fn tidy(root: &Path) -> ExitCode {
     complaints.extend(files::check(root, &tracked));
     complaints.extend(names::check(root, &tracked));
     complaints.extend(prose::check(root, &tracked));
+    complaints.extend(circles::check(root, &tracked));
     complaints.extend(map::check(root));
     complaints.extend(walk::check(root));
     complaints.extend(layers::check(root));

@@ -1,73 +1,29 @@
 //! The launch of a job from its options: hosts, rendezvous, agents.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::args::Options;
 use crate::dialed::{self, Expected, Gathered, Order};
 use crate::events::Events;
 use crate::hosts::{self, Host, Placement};
 use crate::job::{Job, JobState};
+use crate::launch_error::LaunchError;
 use crate::link::HostLink;
-use crate::mpi::{self, Starter};
+use crate::mpi;
+use crate::options::{Options, Starter};
 use crate::output::Output;
 use crate::remote::{self, Ssh};
-use crate::rendezvous::{Reach, Rendezvous, RendezvousError};
+use crate::rendezvous::{Reach, Rendezvous};
 use crate::signals::Signals;
 use crate::threads::Share;
 use crate::{agent, elastic, environment, parent_watch, platform, stdin};
 
-/// Seconds from SIGTERM to SIGKILL, unless told otherwise: a script may write its checkpoint.
-const TERMINATE_TIMEOUT_S: u32 = 30;
 /// Seconds until all hosts must have answered, unless told otherwise.
 const START_TIMEOUT_S: u32 = 30;
 
 /// A note is printed for more processes than this for each core of this machine: they may be a mistake.
 const NOTED_PER_CORE: u32 = 8;
-
-/// Why nothing was started.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum LaunchError {
-    #[error(transparent)]
-    Hosts(#[from] hosts::HostsError),
-    /// An option names what is not there.
-    #[error("{0}")]
-    Wrong(String),
-    #[error("{0}")]
-    Other(String),
-    #[error("{what}: {error}")]
-    Cannot { what: String, error: io::Error },
-    #[error(transparent)]
-    Io(#[from] io::Error),
-}
-
-impl From<RendezvousError> for LaunchError {
-    fn from(error: RendezvousError) -> Self {
-        match error {
-            RendezvousError::Interfaces(error) => {
-                Self::Wrong(format!("--network-interfaces: {error}"))
-            }
-            RendezvousError::Ports(error) => Self::Wrong(error.to_string()),
-            RendezvousError::Key(error) => Self::Io(error),
-            error => Self::Other(error.to_string()),
-        }
-    }
-}
-
-impl LaunchError {
-    /// Whether the call is to blame, as by a wrong option.
-    pub(crate) fn is_wrong_call(&self) -> bool {
-        matches!(self, Self::Hosts(_) | Self::Wrong(_))
-    }
-
-    /// Whether this process may not open as many files as it needs.
-    pub(crate) fn is_out_of_files(&self) -> bool {
-        let most = Some(rustix::io::Errno::MFILE.raw_os_error());
-        matches!(self, Self::Io(error) | Self::Cannot { error, .. } if error.raw_os_error() == most)
-    }
-}
 
 /// Runs the job; the exit code.
 pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError> {
@@ -246,14 +202,6 @@ pub(crate) fn start_timeout_of(options: &Options) -> Duration {
         .or_else(environment::start_timeout)
         .unwrap_or(START_TIMEOUT_S);
     Duration::from_secs(seconds.into())
-}
-
-/// Seconds that ranks may take to end after SIGTERM.
-pub(crate) fn terminate_timeout_of(options: &Options) -> u32 {
-    options
-        .terminate_timeout
-        .or_else(environment::terminate_timeout)
-        .unwrap_or(TERMINATE_TIMEOUT_S)
 }
 
 /// How to reach other hosts; the key must be there.
@@ -445,21 +393,5 @@ mod tests {
         assert!(note.contains("all 1000 processes start on this machine, which has 2 cores"));
         assert!(oversubscription(9, 1).is_some_and(|note| note.contains("1 core for them")));
         assert_eq!(oversubscription(u32::MAX, u32::MAX), None);
-    }
-
-    #[test]
-    fn too_few_files_are_told_from_other_errors() {
-        let of = |errno: rustix::io::Errno| LaunchError::Cannot {
-            what: "ssh for host h cannot be started".to_owned(),
-            error: errno.into(),
-        };
-        let full = of(rustix::io::Errno::MFILE);
-        assert!(full.is_out_of_files());
-        assert!(
-            full.to_string()
-                .starts_with("ssh for host h cannot be started: Too many")
-        );
-        assert!(!of(rustix::io::Errno::NOENT).is_out_of_files());
-        assert!(!LaunchError::Other(full.to_string()).is_out_of_files());
     }
 }

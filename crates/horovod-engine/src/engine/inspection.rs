@@ -14,8 +14,8 @@ use horovod_protocol::{Coordinator, Rank, StalledRequest, Time, Tree};
 use horovod_transport::{Control, Topology};
 
 use super::device_watch::DeviceMonitor;
+use super::handles::WaitedFor;
 use super::relay::{OutOfBandMessage, Relay};
-use super::soft::WaitedFor;
 use super::standing::{brief, search_stacks, standing};
 use super::{EngineState, Handle};
 use crate::config::Config;

@@ -13,6 +13,7 @@ mod driver;
 mod driver_lock;
 mod handles;
 mod inspection;
+pub(crate) mod placement;
 mod recording;
 mod relay;
 mod replicas;
@@ -36,18 +37,19 @@ use horovod_protocol::{
 use horovod_timeline::{Stamp, Timeline, TimelineSetting};
 use horovod_transport::{Mesh, Notifier, Topology};
 
-use accelerator::{Accelerator, Accelerators, LaunchEnd};
+use accelerator::{Accelerator, Accelerators};
 use backend::Surroundings;
 use by_number::ByNumber;
 use callback_thread::CallbackThread;
+use placement::LaunchEnd;
 
 use crate::config::Config;
 use crate::error::Error;
 use crate::tensor::{Tensor, Tensors};
 
 pub use allocation::{Allocated, Allocator};
-pub use handles::{Callback, Handle, Kept, OpResult, Waited, in_callback};
-pub use soft::{SoftWait, Softly, WaitedFor};
+pub use handles::{Callback, Handle, Kept, OpResult, Waited, WaitedFor, in_callback};
+pub use soft::{SoftWait, Softly};
 pub use submit::Submission;
 
 /// How long `shutdown` waits until the other ranks have received it, before it closes the links.

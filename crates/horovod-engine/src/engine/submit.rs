@@ -10,8 +10,8 @@ use horovod_protocol::{
 use horovod_timeline::op_name;
 
 use super::accelerator::check_layout;
-use super::calls::Wait;
-use super::handles::{Delivery, Handles};
+use super::calls::wait_for_submitted;
+use super::handles::{Delivery, Handles, Wait};
 use super::{Allocator, Callback, Engine, Entry, Handle, Kept, Negotiation, RecordedCall, Waited};
 use crate::error::Error;
 use crate::tensor::{Tensor, Tensors};
@@ -328,7 +328,7 @@ impl Engine {
         let begin = self.shared.now().0;
         let tensors = Tensors::default();
         let handle = self.queue(Submission::new(prefix, name, op, set, tensors))?;
-        let mut wait = Wait::for_submitted(&self.driver_lock);
+        let mut wait = wait_for_submitted(&self.driver_lock);
         loop {
             let waited = self.wait_unrecorded(handle, WAIT_SLICE, wait);
             wait = Wait::Plain;

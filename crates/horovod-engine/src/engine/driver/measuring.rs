@@ -15,13 +15,6 @@ use crate::engine::relay::OutOfBandMessage;
 /// An operation that some ranks began so long ago is reported with the ranks that have not begun it.
 const HANG_NS: u64 = 2_000_000_000;
 
-/// Memory that is reused from one report to the next.
-#[derive(Default)]
-pub(super) struct Measuring {
-    /// The last message; the next one is built in its memory.
-    message: Vec<u8>,
-}
-
 impl Pump {
     /// Starts the measurement of an execution; returns `None` if the job is not measured.
     pub(super) fn measure_begin(&self) -> Option<MeasuredOperation> {
