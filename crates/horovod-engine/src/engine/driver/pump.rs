@@ -111,7 +111,7 @@ impl Pump {
     pub(super) fn new(config: &Config, plane: ControlPlane, shared: Arc<EngineState>) -> Self {
         let topology = &plane.topology;
         let mut node = Node::new(config, topology, &plane.tree);
-        if shared.metrics.is_some() {
+        if shared.observers.metrics.is_some() {
             node.count_lateness();
         }
         Self {
@@ -120,9 +120,9 @@ impl Pump {
             membership: Membership::default(),
             queue: ExecutionQueue::default(),
             on_device: DeviceExecutions::default(),
-            recording: Recording::new(shared.timeline.clone()),
+            recording: Recording::new(shared.observers.timeline.clone()),
             inspection: Inspection::new(config, shared.accelerators.timeout(), topology),
-            replica_check: ReplicaCheck::new(config.consistency.at_start),
+            replica_check: ReplicaCheck::new(config.negotiation.consistency.at_start),
             interruption: Interruption::default(),
             cached_time: CachedTime::default(),
             links: Links::new(plane, shared.now()),
