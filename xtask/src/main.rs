@@ -7,7 +7,6 @@ mod map;
 mod names;
 mod prose;
 mod settings;
-mod walk;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -40,7 +39,6 @@ fn tidy(root: &Path) -> ExitCode {
     complaints.extend(prose::check(root, &tracked));
     complaints.extend(circles::check(root, &tracked));
     complaints.extend(map::check(root));
-    complaints.extend(walk::check(root));
     complaints.extend(layers::check(root));
     complaints.extend(settings::check(root));
     for complaint in &complaints {
