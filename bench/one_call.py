@@ -2,6 +2,9 @@
 
 Usage: python bench/one_call.py [-np RANKS] [--elements N] [--files N]
 
+It also counts the files that the call enters, and names those that more than one other file enters. On one rank it
+fails if there are more files than before, or if REASONS does not say why a file is entered from several.
+
 Instructions do not depend on what else the machine does. On several ranks the count has the polls during the wait for
 the other ranks in it, and these differ from run to run. The engine is built as for a release, but without optimisation
 at link time, which costs a tenth more instructions and keeps the files apart. Python is not counted.
@@ -14,8 +17,9 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -31,6 +35,26 @@ BUILD = {
     "RUSTFLAGS": "--cfg rustix_use_libc",
 }
 LIMIT_S = 1200
+
+# The files of the project that the call enters on one rank, at most.
+FILES_MAX = 68
+# Why files are entered from more than one other file on one rank.
+REASONS = {
+    "horovod-collectives/src/slices.rs": "the vector is laid out in reused memory, then read",
+    "horovod-engine/src/engine/backend/host.rs": "the driver asks for the route, then starts the run",
+    "horovod-engine/src/engine/driver/node.rs": "requests go in, decisions come out, and deadlines are asked for",
+    "horovod-engine/src/engine/driver/queue.rs": "the next execution is taken, and its end is noted",
+    "horovod-engine/src/engine/handles.rs": "a handle is inserted, completed, and taken by the thread that waits",
+    "horovod-engine/src/engine/inspection.rs": "the watch for stalls is asked whether it has anything to do",
+    "horovod-engine/src/engine/mod.rs": "the lock of the state that all threads share",
+    "horovod-engine/src/engine/recording.rs": "the timeline notes begin and end",
+    "horovod-protocol/src/coordinator.rs": "requests go in, decisions come out",
+    "horovod-protocol/src/outbox.rs": "what the worker sends is put together and taken",
+    "horovod-protocol/src/slots.rs": "a set of numbers, which several tables are made of",
+    "horovod-protocol/src/types.rs": "types of the vocabulary",
+    "horovod-protocol/src/worker.rs": "a request goes in, actions come out, and entries are counted",
+    "horovod-transport/src/platform/region.rs": "accesses to shared memory",
+}
 
 
 def by_file(lines: Iterable[str]) -> Counter[str]:
@@ -58,6 +82,34 @@ def by_file(lines: Iterable[str]) -> Counter[str]:
     return counts
 
 
+def entries(lines: Iterable[str]) -> dict[str, set[str]]:
+    """The files that enter each file of the project, if any of the project does, by their paths there."""
+    names: dict[str, str] = {}
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    file = called = ""
+    is_call = False
+
+    def name_of(reference: str) -> str:
+        number, _, name = reference.partition(" ")
+        return place_of(names.setdefault(number, name))
+
+    for line in lines:
+        key, _, value = line.strip().partition("=")
+        if key in ("fl", "fi", "fe"):
+            file = called = name_of(value)
+        elif key in ("cfl", "cfi"):
+            called = name_of(value)
+        elif key == "calls":
+            is_call = True
+        elif cost := re.match(r"[+\-*]?\d* (\d+)$", line.strip()):
+            # Calls before the measured one cost nothing.
+            own = not file.startswith("(") and not called.startswith("(")
+            if is_call and own and called != file and int(cost[1]):
+                found[called].add(file)
+            is_call, called = False, file
+    return dict(found)
+
+
 def place_of(file: str) -> str:
     """A file of the project by its path there; others by the package that they are from."""
     if own := re.search(r"/crates/(horovod[^/]*/.*)", file):
@@ -67,8 +119,8 @@ def place_of(file: str) -> str:
     return "(Rust's library)" if "/rustc/" in file or "/rust/" in file else "(C library)"
 
 
-def profile(ranks: int, elements: int) -> Counter[str]:
-    """Instructions by place."""
+def profile(ranks: int, elements: int) -> tuple[Counter[str], dict[str, set[str]]]:
+    """Instructions by place, and the files that enter each file."""
     if shutil.which("valgrind") is None:
         raise SystemExit("valgrind is not installed: apt-get install valgrind")
     words = ["cargo", "build", "--locked", "--quiet", "--release", "-p", "horovod-engine"]
@@ -90,10 +142,14 @@ def profile(ranks: int, elements: int) -> Counter[str]:
             timeout=LIMIT_S,
         )
         counts: Counter[str] = Counter()
+        callers: defaultdict[str, set[str]] = defaultdict(set)
         for path in Path(folder).iterdir():
-            for file, count in by_file(path.read_text().splitlines()).items():
+            lines = path.read_text().splitlines()
+            for file, count in by_file(lines).items():
                 counts[place_of(file)] += count
-        return counts
+            for place, others in entries(lines).items():
+                callers[place] |= others
+        return counts, dict(callers)
 
 
 def main() -> None:
@@ -103,11 +159,21 @@ def main() -> None:
     parser.add_argument("--elements", type=int, default=256, help="elements of float32")
     parser.add_argument("--files", type=int, default=30, help="files that are shown")
     options = parser.parse_args()
-    counts = profile(options.np, options.elements)
-    own = sum(1 for place, count in counts.items() if count and not place.startswith("("))
-    print(f"{counts.total():,} instructions in {own} files of the project, and in libraries")
+    counts, callers = profile(options.np, options.elements)
+    # The program that makes the call is none of the files.
+    own = {place for place, count in counts.items() if count and "/src/" in place}
+    several = {place for place in own if len(callers.get(place, ())) > 1}
+    print(f"{counts.total():,} instructions in {len(own)} files of the project, and in libraries")
     for place, count in counts.most_common(options.files):
-        print(f"{count:8,}  {place}")
+        others = f"  <- {', '.join(sorted(callers[place]))}" if place in several else ""
+        print(f"{count:8,}  {place}{others}")
+    print(f"{len(several)} files are entered from more than one other file")
+    if options.np == 1:
+        unexplained = sorted(several - REASONS.keys())
+        if unexplained:
+            sys.exit(f"REASONS does not say why several files enter {', '.join(unexplained)}")
+        if len(own) > FILES_MAX:
+            sys.exit(f"the call enters {len(own)} files, more than {FILES_MAX}")
 
 
 if __name__ == "__main__":

@@ -457,7 +457,7 @@ FAULTS = (
     ),
     Fault(
         "wrong-device",
-        "crates/horovod-gpu/src/driver.rs",
+        "crates/horovod-gpu/src/device.rs",
         "let device = Box::leak(Box::new(Device::open(self, ordinal)?));",
         "let device = Box::leak(Box::new(Device::open(self, ordinal / 2 * 2)?));",
         "GPU 0 is used in place of GPU 1",

@@ -47,6 +47,14 @@ def test_each_file_has_its_own_instructions(one_call: ModuleType) -> None:
     }
 
 
+def test_a_file_is_entered_from_others_during_the_measured_call(one_call: ModuleType) -> None:
+    worker, submit = "horovod-protocol/src/worker.rs", "horovod-engine/src/engine/submit.rs"
+    assert one_call.entries(PROFILE.splitlines()) == {worker: {submit}}
+    # A call that cost nothing was made before.
+    before = PROFILE.replace("13 900", "13 0")
+    assert one_call.entries(before.splitlines()) == {}
+
+
 def test_other_files_have_their_package(one_call: ModuleType) -> None:
     assert (
         one_call.place_of("/root/.cargo/registry/src/index/half-2.7.1/src/lib.rs") == "(half-2.7.1)"

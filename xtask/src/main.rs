@@ -1,12 +1,12 @@
 //! Development commands: `cargo xtask tidy` checks what no compiler sees, `cargo xtask docs` writes generated pages.
 
+mod circles;
 mod files;
 mod layers;
 mod map;
 mod names;
 mod prose;
 mod settings;
-mod walk;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -37,8 +37,8 @@ fn tidy(root: &Path) -> ExitCode {
     complaints.extend(files::check(root, &tracked));
     complaints.extend(names::check(root, &tracked));
     complaints.extend(prose::check(root, &tracked));
+    complaints.extend(circles::check(root, &tracked));
     complaints.extend(map::check(root));
-    complaints.extend(walk::check(root));
     complaints.extend(layers::check(root));
     complaints.extend(settings::check(root));
     for complaint in &complaints {

@@ -221,7 +221,7 @@ fn identifiers(line: &str) -> impl Iterator<Item = &str> {
 }
 
 /// The text with comments and strings blanked; its lines stay where they are.
-fn code_of(text: &str, is_rust: bool) -> String {
+pub(crate) fn code_of(text: &str, is_rust: bool) -> String {
     let mut code = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(first) = rest.chars().next() {

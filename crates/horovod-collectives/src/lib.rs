@@ -45,10 +45,11 @@ pub use allreduce::{
 pub use alltoall::{Incoming, Outgoing, exchange_rows, exchange_sizes};
 pub use barrier::barrier;
 pub use broadcast::{ByteSegment, broadcast};
-pub use context::{Ctx, Tuning};
+pub use context::Ctx;
 pub use error::CollectiveError;
 pub use layout::SetLayout;
 pub use reduce_scatter::{ScatterItem, reduce_scatter, scatter_rows};
 pub use scratch::Scratch;
+pub use select::Tuning;
 pub use slices::Segment;
 pub use stages::{StageTime, Stages};

@@ -18,6 +18,7 @@ use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::layout::SetLayout;
 use crate::scratch::{LastUse, PRESTAGED_AREAS, SMALL_AREAS, Scratch, TRACKS};
+use crate::select::PRESTAGED_BYTES_MAX;
 
 /// The rank has staged its chunks up to this step.
 const STAGED: usize = 0;
@@ -40,8 +41,6 @@ const _: () = assert!(PRESTAGED + PRESTAGED_AREAS <= Arena::FLAGS);
 const SLOTS: usize = 4;
 /// Largest area for small operations, in bytes.
 const SMALL_BYTES_MAX: usize = 32 << 10;
-/// Largest area for pre-staged operands, in bytes.
-pub(crate) const PRESTAGED_BYTES_MAX: usize = 64 << 10;
 /// Bytes of a cache line; all areas are cut at cache lines.
 pub(crate) const LINE: usize = 64;
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use horovod_protocol::Rank;
 
-use super::device::{DeviceDiagnosis, DevicePhase, DeviceProgress, RankPlace};
+use super::device_facts::{DeviceDiagnosis, DevicePhase, DeviceProgress, RankPlace};
 use super::report::{SHOWN_MAX, line, more, name_of, ranks_of, stacks};
 
 /// How far an operation is, of one rank that speaks of itself.
@@ -185,7 +185,7 @@ fn advices(d: &DeviceDiagnosis) -> Vec<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::device::Complaint;
+    use super::super::device_facts::Complaint;
     use super::super::{Frame, Standing, ThreadStack};
     use super::*;
 

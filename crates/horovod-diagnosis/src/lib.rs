@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod device;
+mod device_facts;
 mod device_report;
 mod leader;
 mod messages;
@@ -27,10 +28,8 @@ use std::sync::{Arc, OnceLock};
 use horovod_transport::compact;
 use serde::{Deserialize, Serialize};
 
-pub use device::{
-    Complaint, DeviceDiagnosis, DeviceInquiry, DevicePhase, DeviceStanding, DeviceStep,
-    DeviceWatch, OnDevice, Watched,
-};
+pub use device::{DeviceInquiry, DeviceStep, DeviceWatch, Watched};
+pub use device_facts::{Complaint, DeviceDiagnosis, DevicePhase, DeviceStanding, OnDevice};
 pub use device_report::{render_device, summary_device};
 pub use leader::{Leader, LeaderStep};
 pub use messages::{Message, is_message};

@@ -105,7 +105,9 @@ pub(crate) fn prepare(
     let plan = plan(config)?;
     // A process that was rank 0 of another list of ranks must not dial its own server.
     let is_same = |s: &Standing| {
-        s.locator == plan.locator && s.size == plan.size && (config.rank == 0 || s.server.is_none())
+        s.locator == plan.locator
+            && s.size == plan.size
+            && (config.ranks.rank == 0 || s.server.is_none())
     };
     if !standing.as_ref().is_some_and(is_same) {
         *standing = None;
@@ -114,7 +116,7 @@ pub(crate) fn prepare(
         let place = over_store(&store.clone(), config, plan, standing, interrupt)?;
         return Ok(Rendezvous::Known(place));
     }
-    if config.rank == 0 {
+    if config.ranks.rank == 0 {
         return serve(config, plan, standing).map(Rendezvous::Known);
     }
     let kept = standing.get_or_insert_with(|| Standing {
@@ -162,7 +164,7 @@ fn over_store(
     }
     let users_key = plan.key.clone();
     let (locator, size) = (plan.locator.clone(), plan.size);
-    let offer = (config.rank == 0)
+    let offer = (config.ranks.rank == 0)
         .then(|| serve(config, plan, standing).map_err(|error| error.to_string()));
     let met = launchers_store::meet(store, config, users_key, offer, interrupt);
     if met.is_err() {
@@ -170,7 +172,7 @@ fn over_store(
         settle(standing, false);
     }
     let place = met?;
-    if config.rank != 0 {
+    if config.ranks.rank != 0 {
         *standing = Some(Standing {
             locator,
             size,
@@ -201,33 +203,8 @@ fn serve(
         Some(key) => key,
         None => JobKey::random().map_err(|e| init(format!("no random numbers for a key: {e}")))?,
     };
-    let interfaces = resolve_interfaces(&config.interfaces)
-        .map_err(|e| init(format!("HOROVOD_GLOO_IFACE: {e}")))?;
-    let (bind, ports): (Vec<IpAddr>, Ports) = match &plan.locator {
-        Locator::File {
-            on_this_host: true, ..
-        } => {
-            let here =
-                loopback().map_err(|e| init(format!("the loopback interface is down: {e}")))?;
-            (vec![here], config.ports)
-        }
-        locator => {
-            let ports = match locator {
-                Locator::Address { port, .. } => Ports::One(*port),
-                Locator::File { .. } | Locator::Store(_) => config.ports,
-            };
-            let all = vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
-            (
-                if interfaces.is_empty() {
-                    all
-                } else {
-                    interfaces
-                },
-                ports,
-            )
-        }
-    };
-    let mut wanted = ServerConfig::new(bind, key.clone(), config.size);
+    let (bind, ports) = listening_places(config, &plan.locator)?;
+    let mut wanted = ServerConfig::new(bind, key.clone(), config.ranks.size);
     wanted.ports = ports;
     let server = Server::start(wanted).map_err(|e| {
         init(format!(
@@ -253,6 +230,31 @@ fn serve(
         has_met: false,
     });
     Ok(place)
+}
+
+/// The addresses and ports on which rank 0 listens.
+fn listening_places(config: &Config, locator: &Locator) -> Result<(Vec<IpAddr>, Ports), Error> {
+    let init = Error::Init;
+    let interfaces = resolve_interfaces(&config.start.interfaces)
+        .map_err(|e| init(format!("HOROVOD_GLOO_IFACE: {e}")))?;
+    let ports = match locator {
+        Locator::File {
+            on_this_host: true, ..
+        } => {
+            let here =
+                loopback().map_err(|e| init(format!("the loopback interface is down: {e}")))?;
+            return Ok((vec![here], config.start.ports));
+        }
+        Locator::Address { port, .. } => Ports::One(*port),
+        Locator::File { .. } | Locator::Store(_) => config.start.ports,
+    };
+    let all = vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+    let bind = if interfaces.is_empty() {
+        all
+    } else {
+        interfaces
+    };
+    Ok((bind, ports))
 }
 
 fn finder(plan: RendezvousPlan, last: Arc<Mutex<Option<RendezvousPlace>>>) -> Finder {
@@ -293,22 +295,22 @@ fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
 
 /// Decides how to meet; the error says what to set. The launcher's store comes last, for it has other readers.
 fn plan(config: &Config) -> Result<RendezvousPlan, Error> {
-    let settings = &config.bootstrap;
+    let settings = &config.start.bootstrap;
     let is_named = settings.rank0_address.is_some() || settings.directory.is_some();
-    plan_without_store(config).or_else(|error| match &config.store {
+    plan_without_store(config).or_else(|error| match &config.start.store {
         // Its fences wait for all of the launcher's ranks.
-        Some(store) if config.listed.is_none() && !is_named => Ok(RendezvousPlan {
+        Some(store) if config.ranks.listed.is_none() && !is_named => Ok(RendezvousPlan {
             locator: Locator::Store(store.clone()),
             key: user_key(config)?,
-            size: config.size,
+            size: config.ranks.size,
         }),
         _ => Err(error),
     })
 }
 
 fn plan_without_store(config: &Config) -> Result<RendezvousPlan, Error> {
-    let settings = &config.bootstrap;
-    let started = config.started.as_ref();
+    let settings = &config.start.bootstrap;
+    let started = config.start.started.as_ref();
     let user_key = user_key(config)?;
     let key = || -> Result<Option<JobKey>, Error> {
         if user_key.is_some() {
@@ -322,16 +324,17 @@ fn plan_without_store(config: &Config) -> Result<RendezvousPlan, Error> {
     let with = |locator, key| RendezvousPlan {
         locator,
         key,
-        size: config.size,
+        size: config.ranks.size,
     };
     // The address and the scheduler's variables name the host of the launcher's rank 0.
-    let begins_with_0 = config.listed.as_ref().is_none_or(|ranks| ranks[0] == 0);
+    let listed = config.ranks.listed.as_deref();
+    let begins_with_0 = listed.is_none_or(|ranks| ranks[0] == 0);
     if let Some(text) = &settings.rank0_address {
         if !begins_with_0 {
             return Err(Error::Init(format!(
                 "init(comm={:?}): HOROVOD_RANK0_ADDRESS={text} names the launcher's rank 0, which is not the first of \
                  this list: set HOROVOD_RENDEZVOUS_DIR (a folder that all ranks share) instead",
-                config.listed.as_deref().unwrap_or_default()
+                listed.unwrap_or_default()
             )));
         }
         let (host, port) = host_and_port(text)?;
@@ -344,10 +347,10 @@ fn plan_without_store(config: &Config) -> Result<RendezvousPlan, Error> {
         return Ok(with(Locator::Address { host, port }, Some(key)));
     }
     if let Some(directory) = &settings.directory {
-        let path =
-            directory.join(file_name(config).unwrap_or_else(|| {
-                format!("horovod-rendezvous-{}{}", config.size, list_mark(config))
-            }));
+        let path = directory.join(file_name(config).unwrap_or_else(|| {
+            let (size, mark) = (config.ranks.size, list_mark(config));
+            format!("horovod-rendezvous-{size}{mark}")
+        }));
         let locator = Locator::File {
             path,
             on_this_host: false,
@@ -379,9 +382,9 @@ fn plan_without_store(config: &Config) -> Result<RendezvousPlan, Error> {
 pub fn lacks_rendezvous(env: &dyn Environment) -> bool {
     // A wrong setting is an error of init.
     Config::from_environment(env).is_ok_and(|config| {
-        let settings = &config.bootstrap;
+        let settings = &config.start.bootstrap;
         let is_named = settings.rank0_address.is_some() || settings.directory.is_some();
-        let is_met_elsewhere = config.size == 1 || !config.rendezvous.is_empty();
+        let is_met_elsewhere = config.ranks.size == 1 || !config.start.rendezvous.is_empty();
         !is_named
             && !is_met_elsewhere
             && user_key(&config).is_ok()
@@ -391,9 +394,18 @@ pub fn lacks_rendezvous(env: &dyn Environment) -> bool {
 
 /// Error text with the settings that the user must make.
 fn cannot_meet(config: &Config) -> String {
-    let by = config.started.as_ref().map_or("no launcher", |s| s.by);
-    let knows_rank0 = config.started.as_ref().is_some_and(|s| s.rank0.is_some());
+    let by = config
+        .start
+        .started
+        .as_ref()
+        .map_or("no launcher", |s| s.by);
+    let knows_rank0 = config
+        .start
+        .started
+        .as_ref()
+        .is_some_and(|s| s.rank0.is_some());
     let has_secret = config
+        .start
         .started
         .as_ref()
         .and_then(|s| s.secret.as_deref())
@@ -409,7 +421,7 @@ fn cannot_meet(config: &Config) -> String {
     } else {
         how_to_give_a_key()
     };
-    let by_mpi = match config.started.as_ref().is_some_and(|s| s.starts_mpi) {
+    let by_mpi = match config.start.started.as_ref().is_some_and(|s| s.starts_mpi) {
         true => {
             "Where MPI connects them, import mpi4py.MPI before hvd.init(): then nothing has to be set. "
         }
@@ -425,7 +437,7 @@ fn cannot_meet(config: &Config) -> String {
          either HOROVOD_RENDEZVOUS_DIR to a folder that all hosts share (rank 0 leaves its address and a fresh key \
          in a file there that only you can read), or {address}{and}{key}. {by_mpi}`horovodrun` needs none of this. \
          HOROVOD_SIZE=1 makes every process train alone",
-        config.rank, config.size
+        config.ranks.rank, config.ranks.size
     )
 }
 
@@ -435,10 +447,10 @@ fn how_to_give_a_key() -> String {
 }
 
 pub(crate) fn user_key(config: &Config) -> Result<Option<JobKey>, Error> {
-    if let Some(text) = &config.job_key {
+    if let Some(text) = &config.start.job_key {
         return parse_key(text, "HOROVOD_JOB_KEY").map(Some);
     }
-    let Some(path) = &config.bootstrap.key_file else {
+    let Some(path) = &config.start.bootstrap.key_file else {
         return Ok(None);
     };
     JobKey::from_file(path)
@@ -497,7 +509,7 @@ fn host_and_port(text: &str) -> Result<(String, u16), Error> {
 
 /// A name that only this job has, on this host or in this folder; `None` if nothing tells jobs apart.
 fn file_name(config: &Config) -> Option<String> {
-    let started = config.started.as_ref()?;
+    let started = config.start.started.as_ref()?;
     let mut parts = started.job.clone();
     parts.extend(started.ancestor.and_then(file::ancestor));
     if parts.is_empty() {
@@ -512,12 +524,12 @@ fn file_name(config: &Config) -> Option<String> {
         .take(12)
         .collect();
     let mark = list_mark(config);
-    Some(format!("horovod-{by}-{name}-{}{mark}", config.size))
+    Some(format!("horovod-{by}-{name}-{}{mark}", config.ranks.size))
 }
 
 /// Tells jobs of one launcher apart that consist of different lists of its ranks: FNV-1a of the list.
 fn list_mark(config: &Config) -> String {
-    let Some(ranks) = &config.listed else {
+    let Some(ranks) = &config.ranks.listed else {
         return String::new();
     };
     let bytes = ranks.iter().flat_map(|rank| rank.to_le_bytes());

@@ -5,7 +5,7 @@ use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::engine::accelerator::Placement;
+use crate::engine::placement::Placement;
 
 /// Alignment of every buffer: a cache line, enough for any vector load.
 const ALIGN: usize = 64;

@@ -201,7 +201,7 @@ fn start_with(mut config: Config, interrupt: Option<Interrupt>) -> Result<(), Er
         .unwrap_or_else(PoisonError::into_inner);
     let met = connect(&mut config, interrupt, &runtime.standing, training_state);
     starting.still_wanted()?;
-    let mesh = met.map_err(|error| match (error, &config.job_array) {
+    let mesh = met.map_err(|error| match (error, &config.start.job_array) {
         (Error::Init(text), Some(hint)) => Error::Init(format!("{text}{hint}")),
         (error, _) => error,
     })?;
@@ -221,8 +221,8 @@ fn connect(
     standing: &Mutex<Option<Standing>>,
     training_state: TrainingState,
 ) -> Result<Mesh, Error> {
-    let has_launcher = !config.rendezvous.is_empty();
-    if !has_launcher && config.size == 1 {
+    let has_launcher = !config.start.rendezvous.is_empty();
+    if !has_launcher && config.ranks.size == 1 {
         return Mesh::solo().map_err(|e| Error::Init(e.to_string()));
     }
     let mut standing = standing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -231,28 +231,33 @@ fn connect(
     } else {
         bootstrap::prepare(config, &mut standing, interrupt.as_ref())?.split()?
     };
-    let mut mesh = MeshConfig::new(Rank(config.rank), config.size, place.key, place.addresses);
+    let mut mesh = MeshConfig::new(
+        Rank(config.ranks.rank),
+        config.ranks.size,
+        place.key,
+        place.addresses,
+    );
     mesh.finder = finder;
-    mesh.post.clone_from(&config.agent_socket);
+    mesh.post.clone_from(&config.start.agent_socket);
     mesh.interrupt = interrupt;
-    mesh.hostname = config.hostname.clone();
-    mesh.interfaces = config.interfaces.clone();
-    mesh.ports = config.ports;
-    mesh.timeout = config.connect_timeout;
-    mesh.shm = config.shm;
-    mesh.staging = config.shm_bytes_per_rank;
-    mesh.encrypt = config.encrypt;
-    mesh.checksums = config.checksums;
+    mesh.hostname = config.ranks.hostname.clone();
+    mesh.interfaces = config.start.interfaces.clone();
+    mesh.ports = config.start.ports;
+    mesh.timeout = config.start.connect_timeout;
+    mesh.shm = config.links.shm;
+    mesh.staging = config.links.shm_bytes_per_rank;
+    mesh.encrypt = config.links.encrypt;
+    mesh.checksums = config.links.checksums;
     mesh.connections = config.algorithms.connections;
-    mesh.congestion = config.congestion.clone();
-    mesh.fan_out = config.control_fan_out;
-    mesh.heartbeat = config.heartbeat;
+    mesh.congestion = config.links.congestion.clone();
+    mesh.fan_out = config.negotiation.control_fan_out;
+    mesh.heartbeat = config.membership.heartbeat;
     mesh.settings = config.algorithms.common();
-    mesh.elastic = (has_launcher && config.elastic).then_some(Membership {
-        worker: config.worker,
+    mesh.elastic = (has_launcher && config.membership.elastic).then_some(Membership {
+        worker: config.membership.worker,
         training_state: training_state as u8,
         // The launcher gives up earlier; it may wait once more for who hangs in the former round.
-        wait_timeout: 2 * config.elastic_timeout + config.connect_timeout,
+        wait_timeout: 2 * config.membership.elastic_timeout + config.start.connect_timeout,
     });
     let met = horovod_transport::connect(&mesh);
     if !has_launcher {
@@ -263,27 +268,29 @@ fn connect(
         ConnectError::Removed(_) => Error::Removed(error.to_string()),
         error => Error::Init(error.to_string()),
     })?;
-    if !has_launcher || config.places_follow {
+    if !has_launcher || config.ranks.places_follow {
         // Schedulers tell this each in its own way, or not at all; who met knows it.
         let topology = &mesh.topology;
-        (config.local_rank, config.local_size) = (topology.local_rank(), topology.local_size());
-        (config.cross_rank, config.cross_size) = (topology.cross_rank(), topology.cross_size());
+        (config.ranks.local_rank, config.ranks.local_size) =
+            (topology.local_rank(), topology.local_size());
+        (config.ranks.cross_rank, config.ranks.cross_size) =
+            (topology.cross_rank(), topology.cross_size());
         if !config.threads_set {
-            threads::advise(config.local_rank, config.local_size);
+            threads::advise(config.ranks.local_rank, config.ranks.local_size);
         }
     }
     Ok(mesh)
 }
 
 fn launchers_place(config: &Config) -> Result<RendezvousPlace, Error> {
-    let Some(key) = &config.job_key else {
+    let Some(key) = &config.start.job_key else {
         return Err(Error::Init(
             "HOROVOD_RENDEZVOUS is set but HOROVOD_JOB_KEY is not: start the job with horovodrun"
                 .into(),
         ));
     };
     Ok(RendezvousPlace {
-        addresses: config.rendezvous.clone(),
+        addresses: config.start.rendezvous.clone(),
         key: bootstrap::parse_key(key, "HOROVOD_JOB_KEY")?,
     })
 }
@@ -368,7 +375,7 @@ pub fn shutdown_because(why: Leaving) {
 
 /// Adds the last figures of an engine that has ended.
 fn sum_up(engine: &Engine, so_far: &mut Option<(Summary, SummaryWhen)>) {
-    let when = engine.config().summary;
+    let when = engine.config().observers.summary;
     let is_wanted = when != SummaryWhen::Never && engine.topology().rank == Rank(0);
     let last = engine.stats().filter(|_| is_wanted);
     *so_far = last.map(|round| {

@@ -23,11 +23,12 @@ mod error;
 #[cfg(not(loom))]
 pub mod accelerator {
     pub use crate::engine::Entry;
-    pub use crate::engine::accelerator::{Accelerator, LaunchEnd, Placement};
+    pub use crate::engine::accelerator::Accelerator;
     pub use crate::engine::backend::{
         AdasumScope, Backend, DeviceStage, Failure, InFlight, Members, Outputs, RawStream, Results,
         Route, StageIn, Staged, Start, Started, Surroundings,
     };
+    pub use crate::engine::placement::{LaunchEnd, Placement};
     pub use horovod_diagnosis::{DevicePhase, DeviceStanding, OnDevice};
     pub use horovod_protocol::{EntryId, ExecItem, Execution};
     pub use horovod_transport::{Aborted, Idle, Notifier, Topology};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use horovod_protocol::{Device, TensorMeta};
 
-use crate::engine::accelerator::Placement;
+use crate::engine::placement::Placement;
 
 /// Says when the bytes of a tensor in host memory may be read.
 /// Host tensors that are ready when they are submitted have none.

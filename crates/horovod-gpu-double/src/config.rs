@@ -153,6 +153,23 @@ fn parse_fail(value: &str) -> Option<Fail> {
     })
 }
 
+impl Config {
+    /// A device's uuid, equal for all processes of one (pretended) machine.
+    pub(crate) fn uuid_of(&self, device: i32) -> [u8; 16] {
+        // FNV-1a: any function that differs with the name.
+        let hash = self
+            .host
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+            });
+        let mut uuid = *b"GPU-\0\0\0\0\0\0\0\0\0\0\0\0";
+        uuid[4..12].copy_from_slice(&hash.to_le_bytes());
+        uuid[12..].copy_from_slice(&(device + 1).to_le_bytes());
+        uuid
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::{Config, Fail};

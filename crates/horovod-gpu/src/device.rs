@@ -1,17 +1,23 @@
-//! One GPU: what it is, its primary context, and what is made on it.
+//! One GPU: what it is, its primary context, and what is made on it; and the list of those in use.
+
+pub(crate) mod event;
+pub(crate) mod kernels;
+pub(crate) mod memory;
+pub(crate) mod reader;
+pub(crate) mod stream;
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::ptr::null_mut;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
+use self::event::{Event, EventPool, Timing};
+use self::kernels::Kernels;
+use self::reader::Readers;
+use self::stream::{RawStream, Stream};
 use crate::driver::{Driver, Handle};
 use crate::error::GpuError;
-use crate::event::{Event, EventPool, Timing};
 use crate::hip;
-use crate::kernels::Kernels;
 use crate::load::{Stack, check_process};
-use crate::reader::Readers;
-use crate::stream::{RawStream, Stream};
 
 // Attributes of a device (`CUdevice_attribute`).
 const MULTIPROCESSOR_COUNT: c_int = 16;
@@ -33,6 +39,12 @@ pub(crate) const CAPTURE_MODE_RELAXED: c_int = 2;
 /// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`: the legacy default stream, while one that it would wait for is captured.
 const CAPTURE_IMPLICIT: c_int = 906;
 
+/// `CU_STREAM_PER_THREAD`; smaller ones are null and `CU_STREAM_LEGACY`.
+const GREATEST_DEFAULT_STREAM: usize = 2;
+
+/// Devices that were asked for; they stay for the life of the process.
+static DEVICES: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
+
 /// A GPU of this process, with its primary context.
 pub struct Device {
     driver: &'static Driver,
@@ -53,6 +65,89 @@ pub struct Device {
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
+
+impl Driver {
+    /// The device of this number, as frameworks number them too. Its primary context is retained at the first call and
+    /// never released: it is the one that frameworks use.
+    pub fn device(&'static self, ordinal: i32) -> Result<&'static Device, GpuError> {
+        check_process()?;
+        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = devices.iter().find(|device| device.ordinal() == ordinal) {
+            return Ok(device);
+        }
+        let count = self.device_count()?;
+        if !(0..count).contains(&ordinal) {
+            return Err(GpuError::Invalid(format!(
+                "there is no GPU {ordinal}: this process sees {count}, numbered from 0"
+            )));
+        }
+        let device = Box::leak(Box::new(Device::open(self, ordinal)?));
+        devices.push(device);
+        Ok(device)
+    }
+
+    /// The device of a stream. `given` is its number where the stream is a default one, which there is on each device, or
+    /// this driver does not tell: what else frameworks number may be other than CUDA's.
+    pub fn device_of(
+        &'static self,
+        stream: RawStream,
+        given: i32,
+    ) -> Result<&'static Device, GpuError> {
+        check_process()?;
+        let is_default = stream.0.addr() <= GREATEST_DEFAULT_STREAM;
+        let of_stream = if is_default {
+            None
+        } else {
+            self.ordinal_of(stream)?
+        };
+        self.device(of_stream.unwrap_or(given))
+    }
+
+    fn ordinal_of(&self, stream: RawStream) -> Result<Option<i32>, GpuError> {
+        let table = &self.table;
+        let (Some(stream_get_ctx), Some(ctx_get_device)) =
+            (table.stream_get_ctx, table.ctx_get_device)
+        else {
+            return Ok(None);
+        };
+        let mut context = null_mut();
+        // SAFETY: a stream of the caller's, and a place for one handle.
+        let code = unsafe { stream_get_ctx(stream.0, &raw mut context) };
+        self.checked("cuStreamGetCtx", code)?;
+        let known = {
+            let devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+            devices
+                .iter()
+                .find(|device| device.has_context(context))
+                .map(|device| device.ordinal())
+        };
+        if known.is_some() {
+            return Ok(known);
+        }
+        let (mut before, mut device) = (null_mut(), 0);
+        // SAFETY: places for a handle and a number; a context of a stream that exists, and then what was current.
+        unsafe {
+            let code = (table.ctx_get_current)(&raw mut before);
+            self.checked("cuCtxGetCurrent", code)?;
+            let code = (table.ctx_set_current)(context);
+            self.checked("cuCtxSetCurrent", code)?;
+            let got = ctx_get_device(&raw mut device);
+            let code = (table.ctx_set_current)(before);
+            self.checked("cuCtxGetDevice", got)?;
+            self.checked("cuCtxSetCurrent", code)?;
+        }
+        for ordinal in 0..self.device_count()? {
+            let mut at = -1;
+            // SAFETY: writes one number.
+            let code = unsafe { (table.device_get)(&raw mut at, ordinal) };
+            self.checked("cuDeviceGet", code)?;
+            if at == device {
+                return Ok(Some(ordinal));
+            }
+        }
+        Ok(None)
+    }
+}
 
 impl Device {
     pub(crate) fn open(driver: &'static Driver, ordinal: i32) -> Result<Self, GpuError> {

@@ -1,15 +1,11 @@
-//! CUDA's driver, or AMD's library that stands for it: its functions, its errors as ours, and the devices of this
-//! process.
+//! CUDA's driver, or AMD's library that stands for it: its functions, and its errors as ours.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::ptr::{null, null_mut};
-use std::sync::{Mutex, PoisonError};
+use std::ptr::null;
 
-use crate::device::Device;
 use crate::error::GpuError;
 use crate::hip::{self, HipTexts};
 use crate::load::{Library, Stack, check_process, file_of, function_table};
-use crate::stream::RawStream;
 
 /// `CUcontext`, `CUstream`, `CUevent`, `CUmodule`, `CUfunction`.
 pub(crate) type Handle = *mut c_void;
@@ -68,8 +64,6 @@ function_table! {
 
 /// `CUDA_SUCCESS`.
 pub(crate) const SUCCESS: c_int = 0;
-/// `CU_STREAM_PER_THREAD`; smaller ones are null and `CU_STREAM_LEGACY`.
-const GREATEST_DEFAULT_STREAM: usize = 2;
 /// `CUDA_ERROR_NOT_READY`.
 pub(crate) const NOT_READY: c_int = 600;
 
@@ -175,8 +169,6 @@ pub struct Driver {
     pub(crate) table: DriverTable,
     functions: DriverFunctions,
     version: i32,
-    /// Devices that were asked for; they stay for the life of the process.
-    devices: Mutex<Vec<&'static Device>>,
 }
 
 impl Driver {
@@ -190,7 +182,6 @@ impl Driver {
             table: functions.table.clone(),
             functions: functions.clone(),
             version,
-            devices: Mutex::new(Vec::new()),
         })
     }
 
@@ -212,87 +203,6 @@ impl Driver {
         let code = unsafe { (self.table.device_get_count)(&raw mut count) };
         self.checked("cuDeviceGetCount", code)?;
         Ok(count)
-    }
-
-    /// The device of this number, as frameworks number them too. Its primary context is retained at the first call and
-    /// never released: it is the one that frameworks use.
-    pub fn device(&'static self, ordinal: i32) -> Result<&'static Device, GpuError> {
-        check_process()?;
-        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(device) = devices.iter().find(|device| device.ordinal() == ordinal) {
-            return Ok(device);
-        }
-        let count = self.device_count()?;
-        if !(0..count).contains(&ordinal) {
-            return Err(GpuError::Invalid(format!(
-                "there is no GPU {ordinal}: this process sees {count}, numbered from 0"
-            )));
-        }
-        let device = Box::leak(Box::new(Device::open(self, ordinal)?));
-        devices.push(device);
-        Ok(device)
-    }
-
-    /// The device of a stream. `given` is its number where the stream is a default one, which there is on each device, or
-    /// this driver does not tell: what else frameworks number may be other than CUDA's.
-    pub fn device_of(
-        &'static self,
-        stream: RawStream,
-        given: i32,
-    ) -> Result<&'static Device, GpuError> {
-        check_process()?;
-        let is_default = stream.0.addr() <= GREATEST_DEFAULT_STREAM;
-        let of_stream = if is_default {
-            None
-        } else {
-            self.ordinal_of(stream)?
-        };
-        self.device(of_stream.unwrap_or(given))
-    }
-
-    fn ordinal_of(&self, stream: RawStream) -> Result<Option<i32>, GpuError> {
-        let table = &self.table;
-        let (Some(stream_get_ctx), Some(ctx_get_device)) =
-            (table.stream_get_ctx, table.ctx_get_device)
-        else {
-            return Ok(None);
-        };
-        let mut context = null_mut();
-        // SAFETY: a stream of the caller's, and a place for one handle.
-        let code = unsafe { stream_get_ctx(stream.0, &raw mut context) };
-        self.checked("cuStreamGetCtx", code)?;
-        let known = {
-            let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-            devices
-                .iter()
-                .find(|device| device.has_context(context))
-                .map(|device| device.ordinal())
-        };
-        if known.is_some() {
-            return Ok(known);
-        }
-        let (mut before, mut device) = (null_mut(), 0);
-        // SAFETY: places for a handle and a number; a context of a stream that exists, and then what was current.
-        unsafe {
-            let code = (table.ctx_get_current)(&raw mut before);
-            self.checked("cuCtxGetCurrent", code)?;
-            let code = (table.ctx_set_current)(context);
-            self.checked("cuCtxSetCurrent", code)?;
-            let got = ctx_get_device(&raw mut device);
-            let code = (table.ctx_set_current)(before);
-            self.checked("cuCtxGetDevice", got)?;
-            self.checked("cuCtxSetCurrent", code)?;
-        }
-        for ordinal in 0..self.device_count()? {
-            let mut at = -1;
-            // SAFETY: writes one number.
-            let code = unsafe { (table.device_get)(&raw mut at, ordinal) };
-            self.checked("cuDeviceGet", code)?;
-            if at == device {
-                return Ok(Some(ordinal));
-            }
-        }
-        Ok(None)
     }
 
     pub(crate) fn error(&self, call: &'static str, code: c_int) -> GpuError {

@@ -13,38 +13,33 @@
 mod device;
 mod driver;
 mod error;
-mod event;
 mod executor;
 mod hip;
 mod hiprtc;
-mod kernels;
 mod load;
 mod loss;
-mod memory;
 mod nccl;
-mod reader;
-mod stream;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
 
 pub use device::Device;
+pub use device::event::Event;
+pub use device::kernels::{DeviceCopy, Elements, Kernels};
+pub use device::memory::{DeviceMemory, PinnedMemory};
+pub use device::stream::{RawStream, Stream};
 pub use driver::Driver;
 pub use error::{GpuError, MemoryPlace};
-pub use event::Event;
 pub use executor::{
     AllReduce, AllReduceInput, Call, Executor, ExecutorProgress, ExecutorSettings, GpuWork, Group,
     HostMemory, Launch, ReduceScatter, Reduction, WorkError, WorkPhase, WorkProgress,
 };
-pub use kernels::{DeviceCopy, Elements, Kernels};
 pub use load::{
     Found, Search, Stack, choose_stack, driver, find_driver, find_nccl, is_initialised, nccl,
     set_default_search, set_search, stack,
 };
 pub use loss::{GpuLoss, loss};
-pub use memory::{DeviceMemory, PinnedMemory};
 pub use nccl::{
     CommSettings, Communicator, NCCL_SHARES_GPUS_SINCE, Nccl, NcclOp, NcclType, Progress,
 };
-pub use stream::{RawStream, Stream};

@@ -23,9 +23,11 @@
 //! An internal part of horovod-rs: programs use the crate `horovod`, and this interface may change in any version.
 
 mod adasum;
+mod adasum_blocks;
 mod blocks;
 mod checksum;
 mod copy;
+mod copy_loop;
 mod dispatch;
 mod element;
 mod fill;

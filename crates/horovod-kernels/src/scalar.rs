@@ -2,7 +2,7 @@
 
 use horovod_protocol::DType;
 
-use crate::adasum::{CombineArgs, DotArgs, LANES, fold};
+use crate::adasum_blocks::{CombineArgs, DotArgs, LANES, fold};
 use crate::blocks::KernelTask;
 use crate::element::{Bf16, Binary, Bool, Element, F16, Wide};
 use crate::spec::Spec;
@@ -94,7 +94,7 @@ pub(crate) unsafe fn reduce(spec: &Spec, task: &KernelTask<'_>) {
 /// Sums of products in `f64`, in the lanes and the order that `adasum.rs` defines.
 ///
 /// # Safety
-/// As [`crate::adasum::block_dots`].
+/// As [`crate::adasum_blocks::block_dots`].
 pub(crate) unsafe fn dots(dtype: DType, args: &DotArgs) -> [f64; 3] {
     let mut lanes = [[0.0f64; LANES]; 3];
     for i in 0..args.elems {
@@ -108,7 +108,7 @@ pub(crate) unsafe fn dots(dtype: DType, args: &DotArgs) -> [f64; 3] {
 }
 
 /// # Safety
-/// As [`crate::adasum::block_combine`].
+/// As [`crate::adasum_blocks::block_combine`].
 pub(crate) unsafe fn combine(dtype: DType, args: &CombineArgs) {
     for i in 0..args.elems {
         // SAFETY: i < elems, for which all are readable or writable.

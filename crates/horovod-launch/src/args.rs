@@ -3,93 +3,18 @@
 //! Single-dash options may be long (`-np 4`, `-np=4`, `-cb`), and long options may be shortened to a unique prefix. The
 //! first word that is not an option starts the command, which is passed on untouched.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
-use std::time::Duration;
 
 use horovod_settings::{self as settings, ProcessEnvironment};
 
-use crate::allocation::{self, Allocation};
-pub use crate::completion::Shell;
+use crate::allocation::{self};
 use crate::config_file;
-pub use crate::mpi::{MpiOptions, Starter};
-pub use crate::options::ElasticOptions;
 use crate::options::{self, OptionSpec};
-pub use crate::status::Wanted;
+pub use crate::options::{ElasticOptions, MpiOptions, Options, Shell, Starter, UsageError, Wanted};
 use crate::stdin;
 use crate::trace;
 pub use horovod_doctor::Form as DoctorForm;
-
-/// Options of the command line.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Options {
-    /// Number of processes to start.
-    pub num_proc: Option<u32>,
-    /// `-H`: hosts and slots as typed.
-    pub hosts: Option<String>,
-    /// File with hosts and slots.
-    pub hostfile: Option<PathBuf>,
-    /// ssh port of all hosts.
-    pub ssh_port: Option<u16>,
-    /// Private key for ssh.
-    pub ssh_identity_file: Option<PathBuf>,
-    /// Interfaces to use between hosts; empty means all.
-    pub network_interfaces: Vec<String>,
-    /// Directory for one pair of files per rank.
-    pub output_filename: Option<PathBuf>,
-    /// Directory that gets a new one for each run, with one pair of files per rank.
-    pub log_dir: Option<PathBuf>,
-    /// Ranks whose output is shown, as first and last of each group; `None`: all.
-    pub output_ranks: Option<Vec<(u32, u32)>>,
-    /// Only print a script for this shell.
-    pub completion: Option<Shell>,
-    /// Put the local time before each line's rank.
-    pub prefix_timestamp: bool,
-    /// Say what is done.
-    pub verbose: bool,
-    /// Seconds until all hosts must have answered.
-    pub start_timeout: Option<u32>,
-    /// Seconds from SIGTERM to SIGKILL.
-    pub terminate_timeout: Option<u32>,
-    /// Only look at the hosts, and say so in this form.
-    pub doctor: Option<DoctorForm>,
-    /// Only show running jobs.
-    pub status: Option<Wanted>,
-    /// Only show a running job until the user quits.
-    pub top: Option<Wanted>,
-    /// Only record so much of a running job.
-    pub trace: Option<(Duration, Wanted)>,
-    /// Only report what this installation can do.
-    pub check_build: bool,
-    /// Only print the version.
-    pub version: bool,
-    /// Only print the help.
-    pub help: bool,
-    /// YAML file with settings for the ranks.
-    pub config_file: Option<PathBuf>,
-    /// Agents dial the launcher.
-    pub dialed: bool,
-    /// Port on which the launcher waits for them; `None`: any.
-    pub agents_port: Option<u16>,
-    /// Whether MPI's launcher starts the ranks.
-    pub mpi: MpiOptions,
-    /// The allocation of the batch system's job around this process, when the command line names no hosts.
-    pub allocation: Option<Allocation>,
-    /// One line for each thing that was accepted but means nothing here.
-    pub notes: Vec<String>,
-    /// How the members may change.
-    pub elastic: ElasticOptions,
-    /// Settings for the ranks: environment variable and value, in the order given.
-    pub knobs: Vec<(&'static str, String)>,
-    /// The command of every rank.
-    pub command: Vec<OsString>,
-}
-
-/// Why a command line was refused.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct UsageError(pub String);
 
 fn refuse<T>(text: impl Into<String>) -> Result<T, UsageError> {
     Err(UsageError(text.into()))
@@ -380,13 +305,6 @@ pub fn help() -> String {
         }
     }
     text
-}
-
-/// Text of an option's value; the error names what was found.
-pub(crate) fn text(value: &OsStr) -> Result<&str, String> {
-    value
-        .to_str()
-        .ok_or_else(|| format!("{value:?} is not valid UTF-8"))
 }
 
 #[cfg(test)]

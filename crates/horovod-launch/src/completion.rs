@@ -4,18 +4,7 @@ use std::fmt::Write as _;
 
 use horovod_settings::Accepts;
 
-use crate::options::{self, OptionSpec};
-
-/// A shell that can complete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shell {
-    /// GNU Bash.
-    Bash,
-    /// The Z shell.
-    Zsh,
-    /// The friendly interactive shell.
-    Fish,
-}
+use crate::options::{self, OptionSpec, Shell};
 
 impl Shell {
     /// The shell of this name.

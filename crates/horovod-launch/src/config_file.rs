@@ -7,10 +7,10 @@ use std::path::Path;
 
 use saphyr::{LoadableYamlNode, Scalar, Yaml};
 
-use crate::args::{Options, UsageError};
 use crate::environment;
 use crate::io::read_text;
 use crate::options::{self, Form, OptionSpec};
+use crate::options::{Options, UsageError};
 
 /// The only setting that is in no section.
 const CONTROLLER: &str = "controller";
@@ -306,7 +306,7 @@ fn nearest(key: &str) -> String {
 mod tests {
     use super::*;
     use crate::args::parse;
-    use crate::mpi::Starter;
+    use crate::options::Starter;
 
     fn with_file(yaml: &str, words: &str) -> Result<Options, String> {
         let folder = std::env::temp_dir().join(format!(

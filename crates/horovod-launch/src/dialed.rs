@@ -8,14 +8,14 @@ use horovod_settings as settings;
 use horovod_transport::agents::Server;
 use horovod_transport::{JobKey, Ports};
 
-use crate::args::Options;
 use crate::events::Event;
 use crate::frames::{DialedTask, FromAgent, Variables};
 use crate::hosts::{self, Host, HostSlot, HostsError, Placement};
 use crate::io::{Interest, wait};
-use crate::launch::LaunchError;
+use crate::launch_error::LaunchError;
 use crate::link::{HostLink, HostStage};
-use crate::mpi::Started;
+use crate::mpi::started::Started;
+use crate::options::Options;
 use crate::output::Output;
 use crate::rendezvous::Reach;
 use crate::signals::Signals;

@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 
 use horovod_doctor::{Agents, Form, Job, JobPlan, News, Patient, Question, output_of};
 
-use crate::args::Options;
 use crate::endings::{Kill, let_go};
 use crate::frames::{FromAgent, ToAgent, Variables};
 use crate::hosts::{self, Host, Placement};
 use crate::io::{Interest, wait};
-use crate::launch::{LaunchError, open_links, ssh_of, wanted_hosts};
+use crate::launch::{open_links, ssh_of, wanted_hosts};
+use crate::launch_error::LaunchError;
 use crate::link::{HostLink, HostStage};
+use crate::options::Options;
 use crate::signals::Signals;
 use crate::{environment, parent_watch, platform, remote};
 

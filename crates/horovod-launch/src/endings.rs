@@ -4,14 +4,16 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use crate::agent::{INTERRUPT_GRACE, LEFTOVER_GRACE};
-use crate::args::Options;
+use crate::environment;
 use crate::frames::Stop;
 use crate::io::{Interest, wait};
-use crate::launch::terminate_timeout_of;
 use crate::link::HostLink;
+use crate::options::Options;
 use crate::platform;
 use crate::signals::Signals;
 
+/// Seconds from SIGTERM to SIGKILL, unless told otherwise: a script may write its checkpoint.
+const TERMINATE_TIMEOUT_S: u32 = 30;
 /// Time, beyond all graces, for an agent to report that its ranks have ended.
 const AGENT_GRACE: Duration = Duration::from_secs(5);
 /// How long the last output may wait for a reader after a signal.
@@ -23,6 +25,14 @@ pub(crate) enum Kill {
     /// They have started nothing.
     AtOnce,
     AfterGrace,
+}
+
+/// Seconds that ranks may take to end after SIGTERM.
+pub(crate) fn terminate_timeout_of(options: &Options) -> u32 {
+    options
+        .terminate_timeout
+        .or_else(environment::terminate_timeout)
+        .unwrap_or(TERMINATE_TIMEOUT_S)
 }
 
 /// Waits for the agents' processes, and kills those that remain.

@@ -9,12 +9,12 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::args::Options;
 use crate::endings::{CONSOLE_GRACE, Kill, agent_limit, let_go};
 use crate::events::Event;
 use crate::frames::{Stop, ToAgent};
 use crate::io::{Interest, earlier, wait};
 use crate::link::{HostLink, HostStage};
+use crate::options::Options;
 use crate::output::Output;
 use crate::remote;
 use crate::rendezvous::Rendezvous;

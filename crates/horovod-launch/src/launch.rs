@@ -1,75 +1,31 @@
 //! The launch of a job from its options: hosts, rendezvous, agents.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::args::Options;
 use crate::dialed::{self, Expected, Gathered, Order};
 use crate::events::Events;
 use crate::hosts::{self, Host, Placement};
 use crate::job::{Job, JobState};
+use crate::launch_error::LaunchError;
 use crate::link::HostLink;
-use crate::mpi::{self, Starter};
+use crate::mpi;
+use crate::options::{Options, Starter};
 use crate::output::Output;
 use crate::remote::{self, Ssh};
-use crate::rendezvous::{Reach, Rendezvous, RendezvousError};
+use crate::rendezvous::{Reach, Rendezvous};
 use crate::signals::Signals;
 use crate::threads::Share;
 use crate::{agent, elastic, environment, parent_watch, platform, stdin};
 
-/// Seconds from SIGTERM to SIGKILL, unless told otherwise: a script may write its checkpoint.
-const TERMINATE_TIMEOUT_S: u32 = 30;
 /// Seconds until all hosts must have answered, unless told otherwise.
 const START_TIMEOUT_S: u32 = 30;
 
 /// A note is printed for more processes than this for each core of this machine: they may be a mistake.
 const NOTED_PER_CORE: u32 = 8;
 
-/// Why nothing was started.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum LaunchError {
-    #[error(transparent)]
-    Hosts(#[from] hosts::HostsError),
-    /// An option names what is not there.
-    #[error("{0}")]
-    Wrong(String),
-    #[error("{0}")]
-    Other(String),
-    #[error("{what}: {error}")]
-    Cannot { what: String, error: io::Error },
-    #[error(transparent)]
-    Io(#[from] io::Error),
-}
-
-impl From<RendezvousError> for LaunchError {
-    fn from(error: RendezvousError) -> Self {
-        match error {
-            RendezvousError::Interfaces(error) => {
-                Self::Wrong(format!("--network-interfaces: {error}"))
-            }
-            RendezvousError::Ports(error) => Self::Wrong(error.to_string()),
-            RendezvousError::Key(error) => Self::Io(error),
-            error => Self::Other(error.to_string()),
-        }
-    }
-}
-
-impl LaunchError {
-    /// Whether the call is to blame, as by a wrong option.
-    pub(crate) fn is_wrong_call(&self) -> bool {
-        matches!(self, Self::Hosts(_) | Self::Wrong(_))
-    }
-
-    /// Whether this process may not open as many files as it needs.
-    pub(crate) fn is_out_of_files(&self) -> bool {
-        let most = Some(rustix::io::Errno::MFILE.raw_os_error());
-        matches!(self, Self::Io(error) | Self::Cannot { error, .. } if error.raw_os_error() == most)
-    }
-}
-
-/// Runs the job; the exit code.
+/// Runs the job and returns its exit code.
 pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError> {
     if options.elastic.is_on() {
         return elastic::run(options, events);
@@ -121,7 +77,7 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
     Ok(job.run()?)
 }
 
-/// Where the ranks' output goes.
+/// Makes the output of the ranks: files, lines and events as the options ask.
 pub(crate) fn start_output(
     options: &Options,
     size: u32,
@@ -134,7 +90,7 @@ pub(crate) fn start_output(
     Ok(output)
 }
 
-/// That of the launcher, for ranks on other hosts.
+/// Returns the launcher's working directory, which ranks on other hosts use, too.
 pub(crate) fn working_directory() -> Result<PathBuf, LaunchError> {
     std::env::current_dir().map_err(|error| {
         LaunchError::Other(format!(
@@ -143,7 +99,7 @@ pub(crate) fn working_directory() -> Result<PathBuf, LaunchError> {
     })
 }
 
-/// Runs the job on agents that dial.
+/// Waits for agents that connect to this launcher, and runs the job on them.
 fn run_dialed(options: &Options, events: &Events) -> Result<u8, LaunchError> {
     let size = options.num_proc.unwrap_or(1);
     let server = dialed::listen(options)?;
@@ -159,13 +115,13 @@ fn run_dialed(options: &Options, events: &Events) -> Result<u8, LaunchError> {
     };
     let verbose = options.verbose;
     let gathered = dialed::gather(&server, expected, &mut output, &mut signals, verbose)?;
-    // Nobody else is expected.
+    // No more agents are expected.
     drop(server);
     // The directory of each executor is used.
     run_gathered(options, output, signals, gathered, PathBuf::new())
 }
 
-/// Runs the job on the agents that have come.
+/// Runs the job on the agents that have connected.
 pub(crate) fn run_gathered(
     options: &Options,
     output: Output,
@@ -204,7 +160,7 @@ pub(crate) fn run_gathered(
     Ok(job.run()?)
 }
 
-/// The command that checks the network of this job, as a shell reads it.
+/// Returns the shell command that checks the network of this job.
 fn check_of(options: &Options, placements: &[Placement]) -> String {
     let mut words = vec!["horovodrun --doctor".to_owned()];
     match (&options.hosts, &options.hostfile) {
@@ -229,7 +185,7 @@ fn check_of(options: &Options, placements: &[Placement]) -> String {
     words.join(" ")
 }
 
-/// A path as one word of a command line.
+/// Quotes a path so that a shell reads it as one word.
 fn shell_word(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
@@ -239,7 +195,7 @@ fn shell_word(path: &Path) -> String {
     }
 }
 
-/// How long hosts may take to answer.
+/// Returns how long hosts may take to answer.
 pub(crate) fn start_timeout_of(options: &Options) -> Duration {
     let seconds = options.start_timeout.filter(|seconds| *seconds > 0);
     let seconds = seconds
@@ -248,15 +204,7 @@ pub(crate) fn start_timeout_of(options: &Options) -> Duration {
     Duration::from_secs(seconds.into())
 }
 
-/// Seconds that ranks may take to end after SIGTERM.
-pub(crate) fn terminate_timeout_of(options: &Options) -> u32 {
-    options
-        .terminate_timeout
-        .or_else(environment::terminate_timeout)
-        .unwrap_or(TERMINATE_TIMEOUT_S)
-}
-
-/// How to reach other hosts; the key must be there.
+/// Returns how ssh reaches other hosts; the file of the key must exist.
 pub(crate) fn ssh_of(options: &Options) -> Result<Ssh, LaunchError> {
     if let Some(identity) = &options.ssh_identity_file {
         std::fs::metadata(identity).map_err(|error| {
@@ -302,8 +250,8 @@ pub(crate) fn wanted_hosts(options: &Options, size: u32) -> Result<Vec<Host>, La
     Ok(hosts::read_hostfile(file)?)
 }
 
-/// The note on this number of processes on this machine, for which the user has named no slots; none for a few processes
-/// for each core, which are common in trials.
+/// Returns the note on too many processes for this machine, whose slots the user has not named. A few processes for
+/// each core are common in trials and have no note.
 fn oversubscription(size: u32, cores: u32) -> Option<String> {
     let of_core = if cores == 1 {
         "1 core"
@@ -318,13 +266,13 @@ fn oversubscription(size: u32, cores: u32) -> Option<String> {
     })
 }
 
-/// Slots of a host that is given without a number: known of this machine only.
+/// Returns the slots of a host that is given without a number; `None` for other machines, whose cores are unknown here.
 fn cores_of_this_machine(name: &str) -> Option<u32> {
     let is_own = name == "localhost" || name == environment::hostname();
     is_own.then(|| Share::of_this_process().usable)
 }
 
-/// The plan of the job and its reasons, for `--verbose` and for the log.
+/// Returns the lines that describe the job and the reasons for its hosts and addresses, for `--verbose` and the log.
 fn plan(
     options: &Options,
     placements: &[Placement],
@@ -361,7 +309,7 @@ fn plan(
     lines
 }
 
-/// The source of the list of hosts, as [`wanted_hosts`] chooses it.
+/// Names the source of the hosts that [`wanted_hosts`] chooses.
 fn origin_of_hosts(options: &Options) -> String {
     if options.hosts.is_some() {
         return "those of -H".to_owned();
@@ -445,21 +393,5 @@ mod tests {
         assert!(note.contains("all 1000 processes start on this machine, which has 2 cores"));
         assert!(oversubscription(9, 1).is_some_and(|note| note.contains("1 core for them")));
         assert_eq!(oversubscription(u32::MAX, u32::MAX), None);
-    }
-
-    #[test]
-    fn too_few_files_are_told_from_other_errors() {
-        let of = |errno: rustix::io::Errno| LaunchError::Cannot {
-            what: "ssh for host h cannot be started".to_owned(),
-            error: errno.into(),
-        };
-        let full = of(rustix::io::Errno::MFILE);
-        assert!(full.is_out_of_files());
-        assert!(
-            full.to_string()
-                .starts_with("ssh for host h cannot be started: Too many")
-        );
-        assert!(!of(rustix::io::Errno::NOENT).is_out_of_files());
-        assert!(!LaunchError::Other(full.to_string()).is_out_of_files());
     }
 }

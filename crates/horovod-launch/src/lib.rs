@@ -43,6 +43,7 @@ pub mod hosts;
 mod io;
 mod job;
 mod launch;
+mod launch_error;
 mod link;
 mod log;
 mod mpi;
@@ -155,7 +156,7 @@ fn check_build(verbose: bool) -> u8 {
     show(&report.text)
 }
 
-fn finish_launch(result: Result<u8, launch::LaunchError>, events: &Events) -> u8 {
+fn finish_launch(result: Result<u8, launch_error::LaunchError>, events: &Events) -> u8 {
     match result {
         // An invalid argument that is noticed only now ends like a wrong option.
         Err(error) if error.is_wrong_call() => refuse(&error.to_string(), events),

@@ -15,8 +15,8 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use horovod_settings::{self as settings, LogLevel};
 
-use crate::args::Options;
 use crate::environment;
+use crate::options::Options;
 
 /// Lines that may wait to be said; what comes then is only counted.
 const LINES_MAX: usize = 64;

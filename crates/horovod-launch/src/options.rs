@@ -3,15 +3,16 @@
 mod elastic;
 mod foreign;
 mod general;
+mod given;
 mod settings;
 
 use std::ffi::OsStr;
 
 use horovod_settings::{Accepts, Declared, NUMBER_MAX};
 
-use crate::args::{Options, text};
-pub use elastic::ElasticOptions;
 pub(crate) use foreign::advice as foreign_advice;
+pub(crate) use given::text;
+pub use given::{ElasticOptions, MpiOptions, Options, Shell, Starter, UsageError, Wanted};
 
 /// Every option of Horovod's launcher, in the order of the help.
 static TABLES: &[&[OptionSpec]] = &[general::OPTIONS, settings::OPTIONS, elastic::OPTIONS];

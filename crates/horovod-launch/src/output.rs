@@ -12,12 +12,12 @@ use std::time::SystemTime;
 
 use horovod_transport::output_file::{self, OpenMode};
 
-use crate::args::Options;
 use crate::console::{Target, Writer};
 use crate::error_lines::Frames;
 use crate::events::{Event, Events};
 use crate::frames::Stream;
 use crate::log::Log;
+use crate::options::Options;
 use crate::platform::{self, asctime};
 use crate::run_folder;
 

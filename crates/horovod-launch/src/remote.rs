@@ -13,32 +13,33 @@ use crate::frames::ExitStatus;
 use crate::hosts::Host;
 use crate::report::Cause;
 
-/// How many of ssh's own signs of life may be missing before it ends the connection, and the fewest seconds between two.
+/// Keep-alive messages of ssh that may stay unanswered before ssh ends the connection; the least seconds between two.
 const ALIVE_COUNT: u32 = 3;
 const ALIVE_INTERVAL_MIN_S: u32 = 5;
 
-/// Seconds between ssh's signs of life, so that it never gives a connection up earlier than ranks give each other up; 0,
-/// which is never, if they do not.
+/// Returns the seconds between two keep-alive messages of ssh. ssh never ends a connection earlier than a rank declares
+/// a peer lost. Returns 0, no messages, if ranks wait for silent peers without limit.
 pub(crate) fn alive_interval(heartbeat_s: Option<u32>) -> u32 {
     heartbeat_s.map_or(0, |seconds| {
         seconds.div_ceil(ALIVE_COUNT).max(ALIVE_INTERVAL_MIN_S)
     })
 }
 
-/// Seconds between two signs of life of the launcher to other hosts, and without one how many at least end the ranks there.
+/// Seconds between two heartbeats from the launcher to other hosts, and the least silence that ends the ranks there.
 pub(crate) const PING_INTERVAL_S: u32 = 10;
 const SILENCE_MIN_S: u32 = 60;
 
-/// Seconds without a sign of life from the launcher that end the ranks of a host: well after ranks give each other up; 0,
-/// which is never, if they do not, and on the launcher's own host.
+/// Returns after how many seconds without a heartbeat from the launcher the ranks of a host are ended: later than a
+/// rank declares a peer lost. Returns 0, never, on the launcher's own host and if ranks wait for silent peers without limit.
 pub(crate) fn silence_max(is_local: bool, heartbeat_s: Option<u32>) -> u32 {
-    // The last sign may have been early, and the next one late.
+    // The last heartbeat may have been early, and the next one late.
     let after = |seconds: u32| seconds + 2 * PING_INTERVAL_S;
     let limit = heartbeat_s.map_or(0, |seconds| after(seconds).max(SILENCE_MIN_S));
     if is_local { 0 } else { limit }
 }
 
-/// For each host, whether it is this machine. A name that does not resolve may be an alias of ssh, so it is not.
+/// Returns for each host whether it is this machine. A name that does not resolve may be an alias of ssh, and counts as
+/// another machine.
 pub(crate) fn are_local(hosts: &[&Host], within: Duration) -> Vec<bool> {
     let deadline = Instant::now() + within;
     let (sender, answers) = mpsc::channel();
@@ -48,7 +49,7 @@ pub(crate) fn are_local(hosts: &[&Host], within: Duration) -> Vec<bool> {
     for (index, host) in hosts.iter().enumerate() {
         let name = host.address().to_owned();
         if host.name.contains('@') {
-            // Another user, though on this machine: that takes ssh.
+            // Another user is reached by ssh, on this machine too.
             continue;
         }
         if name == "localhost" || name == own {
@@ -57,7 +58,7 @@ pub(crate) fn are_local(hosts: &[&Host], within: Duration) -> Vec<bool> {
         }
         open += 1;
         let sender = sender.clone();
-        // A name server may take long to say no; hosts are asked at the same time, and not waited for too long.
+        // A name server may answer late: all names are looked up at once, until the deadline.
         let lookup = std::thread::Builder::new().name("lookup".to_owned());
         let started = lookup.spawn(move || {
             let addresses = (name.as_str(), 0).to_socket_addrs();
@@ -65,7 +66,7 @@ pub(crate) fn are_local(hosts: &[&Host], within: Duration) -> Vec<bool> {
             let _ = sender.send((index, here));
         });
         if started.is_err() {
-            // Taken for another host.
+            // Without a thread the host counts as another machine.
             open -= 1;
         }
     }
@@ -79,7 +80,7 @@ pub(crate) fn are_local(hosts: &[&Host], within: Duration) -> Vec<bool> {
     local
 }
 
-/// Only an address of this machine can be bound.
+/// Returns whether the address is one of this machine: no other can be bound.
 fn is_own_address(address: IpAddr) -> bool {
     !address.is_unspecified() && UdpSocket::bind((address, 0)).is_ok()
 }
@@ -143,7 +144,7 @@ impl Ssh {
                 let setting = text
                     .lines()
                     .find_map(|l| l.strip_prefix("stricthostkeychecking "));
-                // `ask` is ssh's default; in a batch there is nobody to ask.
+                // `ask` is ssh's default, which needs a terminal.
                 setting.is_some_and(|value| value.trim() != "ask")
             })
             .collect()
@@ -166,7 +167,7 @@ impl Ssh {
     }
 }
 
-/// One line for the login shell of the other side, whichever it is: the same file as here, else PATH's.
+/// Returns a line that any login shell accepts. It starts the same file as on this host, or else the one on `PATH`.
 fn remote_command(program: &Path) -> OsString {
     let script = format!(
         "if [ -x \"$0\" ]; then exec \"$0\" {sub}; fi; \
@@ -179,7 +180,7 @@ fn remote_command(program: &Path) -> OsString {
     line
 }
 
-/// A text as one word of a shell's command line.
+/// Quotes a text so that a shell reads it as one word.
 pub(crate) fn shell_quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
@@ -191,7 +192,7 @@ pub(crate) fn other_version(version: &str) -> Option<String> {
         .then(|| format!("has horovod-rs {version}, this host {own}: install the same there"))
 }
 
-/// Why a host's agent did not start; `words` is what ssh or the agent itself said, `status` how that ended.
+/// Returns why a host's agent did not start. `words` is the output of ssh or of the agent, `status` its exit status.
 pub(crate) fn why_not_started(is_local: bool, words: &str, status: Option<ExitStatus>) -> String {
     let meaning = explain_ssh(words).filter(|_| !is_local);
     let (unexplained, who) = match is_local {

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use horovod_transport::output_file;
 
-use crate::args::Options;
+use crate::options::Options;
 use crate::platform;
 
 /// Runs that may begin in one second in one folder.

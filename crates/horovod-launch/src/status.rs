@@ -1,18 +1,10 @@
 //! `horovodrun --status`: the figures of running jobs of this user on this host, whoever started them.
 
+use crate::options::Wanted;
 use std::fmt::Write;
 use std::io;
 
 use horovod_metrics::status::{Job, jobs};
-
-/// The jobs that are asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
-    /// All jobs of this user.
-    All,
-    /// The one whose rank 0 is this process.
-    Process(u32),
-}
 
 /// Why no job was chosen.
 #[derive(Debug, thiserror::Error)]

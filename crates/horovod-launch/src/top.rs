@@ -16,8 +16,9 @@ use self::document::{Document, History};
 use self::keys::{Key, keys};
 use self::screen::{Screen, Wake};
 use self::view::{Choice, Shown, frame};
+use crate::options::Wanted;
 use crate::signals::Signals;
-use crate::status::{self, ChoiceError, Wanted};
+use crate::status::{self, ChoiceError};
 
 /// Time between two questions to rank 0, which has new figures once a second.
 const PERIOD: Duration = Duration::from_secs(1);

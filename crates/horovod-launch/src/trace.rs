@@ -9,9 +9,10 @@ use std::time::{Duration, SystemTime};
 use horovod_metrics::TRACE_MAX;
 use rustix::event::{PollFd, PollFlags, poll};
 
+use crate::options::Wanted;
 use crate::platform;
 use crate::signals::Signals;
-use crate::status::{self, ChoiceError, Wanted};
+use crate::status::{self, ChoiceError};
 
 /// Traces that may begin in one second in one folder.
 const TRACES_MAX: u32 = 100;

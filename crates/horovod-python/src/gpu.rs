@@ -18,8 +18,7 @@ use pyo3::types::{PyDict, PyTuple, PyType};
 use crate::dlpack::{CUDA, Reader};
 use crate::errors::{interrupt_or, operation_error};
 use crate::exit::{attached, detached};
-use crate::signals;
-use crate::submit::SIGNAL_SLICE;
+use crate::signals::{self, SIGNAL_SLICE};
 
 /// `DLPackCurrentWorkStream`: kind and number of a device, and where to put the stream.
 pub(crate) type CurrentStream = unsafe extern "C" fn(c_int, i32, *mut *mut c_void) -> c_int;

@@ -57,7 +57,7 @@ pub(crate) fn init(
     memory::remember(&engine);
     exit::has_rank(engine.topology().rank.0);
     DYNAMIC.store(
-        dynamic_process_sets || engine.config().dynamic_process_sets,
+        dynamic_process_sets || engine.config().negotiation.dynamic_process_sets,
         Ordering::Relaxed,
     );
     // It may have been running already.
@@ -164,15 +164,15 @@ query! {
     /// Number of processes of the job.
     size -> u32 = |e| e.topology().size, |m| Some(m.size);
     /// Position among the processes of this host.
-    local_rank -> u32 = |e| e.config().local_rank, |m| Some(m.local_rank);
+    local_rank -> u32 = |e| e.config().ranks.local_rank, |m| Some(m.local_rank);
     /// Number of processes on this host.
-    local_size -> u32 = |e| e.config().local_size, |m| Some(m.local_size);
+    local_size -> u32 = |e| e.config().ranks.local_size, |m| Some(m.local_size);
     /// Position of this host among those that have this local rank.
-    cross_rank -> u32 = |e| e.config().cross_rank, |m| Some(m.cross_rank);
+    cross_rank -> u32 = |e| e.config().ranks.cross_rank, |m| Some(m.cross_rank);
     /// Number of hosts that have this local rank.
-    cross_size -> u32 = |e| e.config().cross_size, |m| Some(m.cross_size);
+    cross_size -> u32 = |e| e.config().ranks.cross_size, |m| Some(m.cross_size);
     /// Name of this host as the job knows it.
-    hostname -> String = |e| e.config().hostname.clone(), |m| Some(m.hostname.clone());
+    hostname -> String = |e| e.config().ranks.hostname.clone(), |m| Some(m.hostname.clone());
     /// Whether all hosts have the same number of ranks.
     is_homogeneous -> bool = |e| memory::is_homogeneous(&e), |m| Some(m.is_homogeneous);
     /// Whether process sets may be added and removed after init.
@@ -182,11 +182,11 @@ query! {
     }, |_| None;
     /// Steps between two comparisons of the replicas (0: none), and whether a difference is an error.
     consistency -> (u32, bool) = |e| {
-        let settings = e.config().consistency;
+        let settings = e.config().negotiation.consistency;
         (settings.every, settings.is_error)
     }, |_| None;
     /// For how many seconds the handler of SIGTERM or SIGALRM need not run; 0: however long.
-    signal_grace -> f64 = |e| e.config().signal_grace.as_secs_f64(), |_| Some(0.0);
+    signal_grace -> f64 = |e| e.config().membership.signal_grace.as_secs_f64(), |_| Some(0.0);
     /// Ids of the registered process sets, ascending.
     process_set_ids -> Vec<u32> = |e| e.process_set_ids().into_iter().map(|s| s.0).collect(),
         |m| Some(m.process_sets.keys().copied().collect());

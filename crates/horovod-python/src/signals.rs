@@ -2,6 +2,10 @@
 
 use pyo3::exceptions::PySystemError;
 use pyo3::{PyErr, PyResult, Python, ffi};
+use std::time::Duration;
+
+/// Longest wait between two checks for a signal (Ctrl-C).
+pub(crate) const SIGNAL_SLICE: Duration = Duration::from_millis(100);
 
 /// Run the handlers of signals that have arrived, and what else Python has put off for its main thread: that tells
 /// others that handlers could run. Other threads do neither.

@@ -19,10 +19,8 @@ use crate::gpu::{Given, StreamSource, Streams, allocating, record};
 use crate::plain::InPlace;
 use crate::results::{is_lost, lost, outputs, outputs_on_gpu};
 use crate::runtime::registered;
-use crate::signals;
+use crate::signals::{self, SIGNAL_SLICE};
 
-/// Longest wait between two checks for a signal (Ctrl-C).
-pub(crate) const SIGNAL_SLICE: Duration = Duration::from_millis(100);
 /// Names of the operation kinds, indexed by code.
 pub(crate) const KINDS: [&str; 5] = [
     "ALLREDUCE",

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::mem::size_of;
 use std::path::PathBuf;
 
-use crate::loaded_objects::{Library, c_path, own_path, paths, text};
+use crate::loaded_objects::{Library, own_path, paths, text};
 use crate::operations::OperationCode;
 
 /// The version of the header that this follows.
@@ -307,7 +307,7 @@ fn core_library() -> Option<Library> {
         folder.as_deref().and_then(std::path::Path::parent) != package.as_deref()
     });
     candidates.into_iter().find_map(|path| {
-        let library = Library::loaded(&c_path(&path)?)?;
+        let library = Library::loaded(&path)?;
         library.symbol(c"horovod_abi_version").map(|_| library)
     })
 }

@@ -16,6 +16,7 @@ mod core_functions;
 mod done;
 mod dtypes;
 #[cfg(target_os = "linux")]
+mod found;
 mod kernel;
 #[cfg(target_os = "linux")]
 mod load;

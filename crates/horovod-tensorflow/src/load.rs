@@ -1,39 +1,14 @@
-//! Initialisation while the library is being loaded: look-ups, then registration; and the functions that were found.
+//! Initialisation while the library is being loaded: look-ups, then registration.
 
-use std::ffi::CStr;
 use std::panic::catch_unwind;
-use std::sync::OnceLock;
 
 use crate::core_functions::CoreFunctions;
 use crate::loaded_objects::Library;
-use crate::registration;
 use crate::tf::functions::Functions;
+use crate::{found, registration};
 
 /// TensorFlow's library, which `import tensorflow` has loaded.
-const TENSORFLOW: &CStr = c"libtensorflow_framework.so.2";
-
-struct Found {
-    tf: Functions,
-    core: CoreFunctions,
-}
-
-static FOUND: OnceLock<Found> = OnceLock::new();
-
-fn found() -> &'static Found {
-    FOUND
-        .get()
-        .expect("TensorFlow calls only what was registered, which is after the look-up")
-}
-
-/// TensorFlow's functions.
-pub(crate) fn tf() -> &'static Functions {
-    &found().tf
-}
-
-/// The core's functions.
-pub(crate) fn core() -> &'static CoreFunctions {
-    &found().core
-}
+const TENSORFLOW: &str = "libtensorflow_framework.so.2";
 
 /// Run by the loader: TensorFlow collects what is registered while it loads a library.
 #[used]
@@ -60,6 +35,6 @@ fn resolve(library: Library) -> Result<(), String> {
     })?;
     let core = CoreFunctions::resolve()?;
     // Loaded once: the loader calls a constructor once.
-    let _ = FOUND.set(Found { tf, core });
+    found::set(tf, core);
     Ok(())
 }

@@ -1,24 +1,28 @@
 //! Look-ups in what the process has loaded: libraries by name, functions in them, whether an address holds code.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
+
+use libloading::os::unix::{Library as OpenLibrary, RTLD_NOW};
 
 /// A library that was loaded already; it stays loaded.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Library(*mut c_void);
+pub(crate) struct Library(&'static OpenLibrary);
 
 impl Library {
     /// By its name or path; `None` if the process has no such library.
-    pub(crate) fn loaded(name: &CStr) -> Option<Self> {
-        // SAFETY: a C string; with RTLD_NOLOAD nothing is loaded and no code runs.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
-        (!handle.is_null()).then_some(Self(handle))
+    pub(crate) fn loaded(name: impl AsRef<Path>) -> Option<Self> {
+        // SAFETY: with RTLD_NOLOAD nothing is loaded and no code runs.
+        let opened =
+            unsafe { OpenLibrary::open(Some(name.as_ref()), RTLD_NOW | libc::RTLD_NOLOAD) };
+        Some(Self(Box::leak(Box::new(opened.ok()?))))
     }
 
     /// The address of a function of it.
     pub(crate) fn symbol(self, name: &CStr) -> Option<*mut c_void> {
-        // SAFETY: a handle that is never closed, and a C string.
-        let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
+        // SAFETY: the address is only compared, or used by the caller under its own promise.
+        let found = unsafe { self.0.get::<*mut c_void>(name.to_bytes_with_nul()) };
+        let address = found.ok()?.into_raw();
         (!address.is_null()).then_some(address)
     }
 
@@ -27,10 +31,11 @@ impl Library {
     /// # Safety
     /// `F` is the function pointer's type as the library declares it.
     pub(crate) unsafe fn function<F: Copy>(self, name: &CStr) -> Option<F> {
-        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-        let address = self.symbol(name)?;
-        // SAFETY: a function's address, of the size asserted above and the type that the caller promises.
-        Some(unsafe { std::mem::transmute_copy::<*mut c_void, F>(&address) })
+        // A symbol may be null without an error.
+        self.symbol(name)?;
+        // SAFETY: the caller's promise.
+        let found = unsafe { self.0.get::<F>(name.to_bytes_with_nul()) };
+        found.ok().map(|symbol| *symbol)
     }
 }
 
@@ -62,11 +67,6 @@ pub(crate) fn own_path() -> Option<PathBuf> {
     // SAFETY: the loader's name of the object, a C string.
     let name = unsafe { CStr::from_ptr(info.dli_fname) };
     Some(PathBuf::from(name.to_str().ok()?))
-}
-
-/// A path for [`Library::loaded`].
-pub(crate) fn c_path(path: &Path) -> Option<CString> {
-    CString::new(path.to_str()?).ok()
 }
 
 /// Whether the address lies in the executable part of something that is loaded.
@@ -133,10 +133,10 @@ mod tests {
 
     #[test]
     fn the_c_library_is_found_and_its_functions() {
-        let libc = Library::loaded(c"libc.so.6").unwrap();
+        let libc = Library::loaded("libc.so.6").unwrap();
         assert!(libc.symbol(c"strlen").is_some());
         assert!(libc.symbol(c"no_such_function").is_none());
-        assert!(Library::loaded(c"libnothing.so.99").is_none());
+        assert!(Library::loaded("libnothing.so.99").is_none());
         assert!(paths().iter().any(|path| path.ends_with("libc.so.6")));
     }
 

@@ -9,8 +9,8 @@ use crate::core_functions::{
 };
 use crate::done::Done;
 use crate::dtypes::Dtype;
+use crate::found::{core, tf};
 use crate::kernel::panicked;
-use crate::load::{core, tf};
 use crate::operations::OperationCode;
 use crate::tf::context::Context;
 use crate::tf::status::{Code, Failure};

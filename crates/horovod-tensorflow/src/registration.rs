@@ -2,8 +2,8 @@
 
 use std::ffi::{CStr, CString, c_char, c_int};
 
+use crate::found::tf;
 use crate::kernel;
-use crate::load::tf;
 use crate::loaded_objects::Library;
 use crate::operations::{ALL, Computes, Operation};
 use crate::shapes;

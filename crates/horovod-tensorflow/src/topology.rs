@@ -1,7 +1,7 @@
 //! Operations that give sizes and ranks as they are when they run: elastic jobs change them under a graph.
 
 use crate::dtypes::INT32;
-use crate::load::core;
+use crate::found::core;
 use crate::operations::Query;
 use crate::tf::context::Context;
 use crate::tf::status::{Code, Failure};

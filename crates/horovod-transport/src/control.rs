@@ -13,7 +13,8 @@ use crate::{
     heartbeat::Watch,
     link::{Link, LinkError, PeerName},
     platform::fd::Fd,
-    poller::{HANGUP, Poller, READABLE},
+    platform::{HANGUP, READABLE},
+    poller::Poller,
     rendezvous::{Client, Notice, ToServer},
     tcp::stream::{self, Got},
 };

@@ -18,6 +18,8 @@ pub mod agents;
 #[cfg(not(loom))]
 pub mod compact;
 #[cfg(not(loom))]
+mod congestion;
+#[cfg(not(loom))]
 mod control;
 #[cfg(not(loom))]
 mod core_migration;
@@ -71,14 +73,15 @@ mod waiter;
 
 #[cfg(not(loom))]
 pub use self::{
+    congestion::Congestion,
     control::{CONTROL_FRAME_MAX, CONTROL_QUEUE_MAX, Control, ControlEvent},
     data::Data,
     key::JobKey,
     link::{Aborted, Idle, Link, LinkError},
     local_server::{LocalConnection, LocalServer},
     mesh::{
-        CONNECTIONS_MAX, Congestion, ConnectError, FAN_OUT, Finder, HEARTBEAT, Interrupt,
-        Membership, Mesh, MeshConfig, RendezvousPlace, connect,
+        CONNECTIONS_MAX, ConnectError, FAN_OUT, Finder, HEARTBEAT, Interrupt, Membership, Mesh,
+        MeshConfig, RendezvousPlace, connect,
     },
     platform::{
         MECHANISMS, Mechanisms, fd::fork_epoch, identity::host_identity, net::loopback,

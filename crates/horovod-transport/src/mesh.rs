@@ -11,8 +11,8 @@ mod talk;
 pub(crate) use assemble::{Parts, SharedMemory};
 pub(crate) use config::list;
 pub use config::{
-    CONNECTIONS_MAX, Congestion, ConnectError, FAN_OUT, Finder, HEARTBEAT, Interrupt, Membership,
-    MeshConfig, RendezvousPlace,
+    CONNECTIONS_MAX, ConnectError, FAN_OUT, Finder, HEARTBEAT, Interrupt, Membership, MeshConfig,
+    RendezvousPlace,
 };
 pub use connect::connect;
 

@@ -2,27 +2,11 @@
 
 use std::{
     io,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU8, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicU8, Ordering},
     time::Duration,
 };
 
-use crate::platform::{Events, fd::Fd};
-
-/// Reading may bring something (data, the end, or an error).
-pub(crate) const READABLE: u8 = 1;
-/// Writing may bring something forward.
-pub(crate) const WRITABLE: u8 = 2;
-/// The peer closed its side, or the connection failed.
-pub(crate) const HANGUP: u8 = 4;
-
-/// One thing to wait for.
-pub(crate) struct Source {
-    pub(crate) fd: Arc<Fd>,
-    pub(crate) is_notifier: bool,
-}
+use crate::platform::{Events, READABLE, Source, WRITABLE};
 
 /// Readiness of the sources, updated by [`Self::pump`].
 ///

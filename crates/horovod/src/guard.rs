@@ -75,22 +75,22 @@ pub fn init() -> Result<Horovod> {
 impl Horovod {
     /// The place of this process among those of its host, from 0.
     pub fn local_rank(&self) -> usize {
-        self.world.engine.config().local_rank as usize
+        self.world.engine.config().ranks.local_rank as usize
     }
 
     /// The number of ranks on this host.
     pub fn local_size(&self) -> usize {
-        self.world.engine.config().local_size as usize
+        self.world.engine.config().ranks.local_size as usize
     }
 
     /// The place of this host among those that have a rank of the same [`local_rank`](Self::local_rank), from 0.
     pub fn cross_rank(&self) -> usize {
-        self.world.engine.config().cross_rank as usize
+        self.world.engine.config().ranks.cross_rank as usize
     }
 
     /// The number of hosts that have a rank of the same [`local_rank`](Self::local_rank).
     pub fn cross_size(&self) -> usize {
-        self.world.engine.config().cross_size as usize
+        self.world.engine.config().ranks.cross_size as usize
     }
 
     /// Says that this rank has no more data, and waits until all ranks have said so. Meanwhile it takes part in

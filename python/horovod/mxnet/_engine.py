@@ -1,7 +1,7 @@
 """Operations in MXNet's engine: the core's C functions that push them, called through ctypes.
 
-The engine runs an operation once nobody else works on its arrays, so calls return at once, and errors are raised where
-an array is read.
+MXNet's engine runs an operation when no other operation uses its arrays. Calls therefore return at once, and errors are
+raised where an array is read.
 """
 
 import ctypes
@@ -49,7 +49,7 @@ want_handlers_to_run()
 
 @drain_before_leaving
 def drain() -> None:
-    """Wait until everything in the engine has ended, however it did."""
+    """Wait until all operations in the engine have ended, with or without an error."""
     with suppress(MXNetError):
         mx.nd.waitall()
 

@@ -14,21 +14,21 @@ from horovod.ray.worker import ActorPlace
 
 __all__ = ["RanksEnded", "collect", "stored"]
 
-# How long the other ranks may take to end their calls when that of one has failed.
+# Seconds for the other ranks to end their calls after the call of one rank has failed.
 _GRACE_S = 5.0
 
 
 class RanksEnded(Exception):
-    """The job cannot go on; `error` is what to raise."""
+    """The job cannot continue; `error` is the exception for the caller."""
 
     def __init__(self, error: Exception) -> None:
-        # Ray's errors of a function have it as their cause; their own text is the traceback.
+        # The text of Ray's error is a traceback; its `cause` is the exception of the function.
         super().__init__(repr(getattr(error, "cause", None) or error))
         self.error = error
 
 
 class Call:
-    """`fn(*args, **kwargs)` as a function of the executable."""
+    """Calls `fn(*args, **kwargs)` on a rank, and ignores the executable that it is given."""
 
     def __init__(
         self, fn: Callable[..., Any], args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
@@ -41,7 +41,7 @@ class Call:
 
 
 def stored(call: Any, what: str) -> Any:
-    """Put it into Ray's store, once for all ranks."""
+    """Put the call into Ray's store, once for all ranks; `what` names it in errors."""
     try:
         return ray.put(call)
     except Exception as error:
@@ -56,7 +56,7 @@ def stored(call: Any, what: str) -> Any:
 def collect(
     references: Sequence[Any], where: Sequence[ActorPlace], ranks: Sequence[int]
 ) -> list[Any]:
-    """The values, in their order.
+    """Return the values of the references, in order.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def collect(
             deadline = deadline or time.monotonic() + _GRACE_S
     if not failures:
         return [values[place] for place in range(len(references))]
-    # Those that only lost another rank come last.
+    # An error that only tells of a lost rank is raised if there is no other.
     place, first = min(failures, key=lambda item: isinstance(item[1], HorovodInternalError))
     first.add_note(f"Raised on rank {ranks[place]} on {where[place]}.")
     if pending:

@@ -1,7 +1,7 @@
 //! Small vectors between members: every member sends its whole vector to every other and reduces all of them, in the
 //! order of members. This takes one hop; each member sends its vector once per peer.
 
-use super::across::{Going, Group};
+use super::group::{Going, Group};
 use super::{GroupPosition, Reducer, reduce_range};
 use crate::context::Ctx;
 use crate::error::CollectiveError;

@@ -8,7 +8,8 @@ use std::ops::Range;
 
 use horovod_kernels::Source;
 
-use super::across::{self, Going, Group, sendable, to_the_end};
+use super::across::{self, sendable, to_the_end};
+use super::group::{Going, Group, parts};
 use super::{GroupPosition, Reducer, reduce_range};
 use crate::context::Ctx;
 use crate::error::CollectiveError;
@@ -61,7 +62,7 @@ impl Lanes {
     }
 
     fn parts(self, position: usize) -> Parts {
-        across::parts(self.algorithm, self.of(position).len(), self.hosts)
+        parts(self.algorithm, self.of(position).len(), self.hosts)
     }
 
     /// Returns a step's part of a lane: `chunk` elements of each part, with the part's number.

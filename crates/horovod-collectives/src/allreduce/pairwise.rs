@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use horovod_kernels::Source;
 
-use super::across::{Going, Group, parts};
+use super::group::{Going, Group, parts};
 use super::{GroupPosition, Reducer, reduce_range};
 use crate::context::Ctx;
 use crate::error::CollectiveError;

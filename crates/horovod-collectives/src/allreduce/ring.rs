@@ -10,7 +10,7 @@ use std::ops::Range;
 use horovod_kernels::{Source, reduce};
 
 use super::Reducer;
-use super::across::{Going, Group};
+use super::group::{Going, Group};
 use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::exchange::{RecvCursor, SendCursor};

@@ -1,6 +1,7 @@
 //! The device watch and its inquiry on histories made up here.
 
 use super::*;
+use crate::DeviceStanding;
 
 fn at(seq: u64, phase: DevicePhase, ms: u64) -> OnDevice {
     OnDevice {

@@ -43,7 +43,7 @@ pub(super) fn meet(
     interrupt: Option<&Interrupt>,
 ) -> Result<RendezvousPlace, Error> {
     let (sender, receiver) = channel();
-    let (store, size, rank) = (found.clone(), config.size, config.rank);
+    let (store, size, rank) = (found.clone(), config.ranks.size, config.ranks.rank);
     let round = ROUND.fetch_add(1, Ordering::Relaxed);
     std::thread::Builder::new()
         .name("hvd-meet".to_owned())
@@ -54,7 +54,7 @@ pub(super) fn meet(
             let _ = sender.send(met);
         })
         .map_err(|e| Error::Init(format!("no thread can be started: {e}")))?;
-    let deadline = Instant::now() + config.connect_timeout;
+    let deadline = Instant::now() + config.start.connect_timeout;
     loop {
         if interrupt.is_some_and(Interrupt::wants_to_leave) {
             return Err(Error::Interrupted);
@@ -68,15 +68,15 @@ pub(super) fn meet(
 }
 
 fn not_in_time(config: &Config) -> String {
-    let by = config.started.as_ref().map_or("a launcher", |s| s.by);
+    let by = config.start.started.as_ref().map_or("a launcher", |s| s.by);
     format!(
         "rank {} of {} started by {by}: not all ranks have called hvd.init() within {} s \
          (HOROVOD_GLOO_TIMEOUT_SECONDS), or the launcher has not passed on their addresses. All {} ranks must call it; \
          with HOROVOD_RENDEZVOUS_DIR set to a folder that all hosts share, they meet without the launcher",
-        config.rank,
-        config.size,
-        config.connect_timeout.as_secs_f64(),
-        config.size
+        config.ranks.rank,
+        config.ranks.size,
+        config.start.connect_timeout.as_secs_f64(),
+        config.ranks.size
     )
 }
 

@@ -22,9 +22,9 @@ fn started(by: &'static str) -> Started {
 
 fn config(started: Option<Started>) -> Config {
     let mut config = Config::solo();
-    (config.rank, config.size) = (1, 4);
-    config.started = started;
-    config.bootstrap.temporary = "/tmp".into();
+    (config.ranks.rank, config.ranks.size) = (1, 4);
+    config.start.started = started;
+    config.start.bootstrap.temporary = "/tmp".into();
     config
 }
 
@@ -108,7 +108,7 @@ fn each_list_of_ranks_has_a_file_of_its_own() {
             one_host: true,
             ..started("Open MPI")
         }));
-        config.listed = listed;
+        config.ranks.listed = listed;
         match locator(&config).0 {
             Locator::File { path, .. } => path,
             other => panic!("{other:?}"),
@@ -132,10 +132,10 @@ fn the_schedulers_address_is_that_of_its_own_rank_0() {
         rank0: Some(("n1".into(), 29_501)),
         ..started("torchrun")
     }));
-    config.job_key = Some(KEY.into());
-    config.listed = Some(vec![0, 1]);
+    config.start.job_key = Some(KEY.into());
+    config.ranks.listed = Some(vec![0, 1]);
     assert!(matches!(locator(&config).0, Locator::Address { .. }));
-    config.listed = Some(vec![1, 0]);
+    config.ranks.listed = Some(vec![1, 0]);
     refused(&config, &["HOROVOD_RENDEZVOUS_DIR"]);
 }
 
@@ -150,24 +150,24 @@ fn several_hosts_need_a_shared_folder_or_address_and_key() {
             "HOROVOD_RANK0_ADDRESS=host:port (where rank 0 can listen), and HOROVOD_JOB_KEY",
         ],
     );
-    config.bootstrap.directory = Some("/shared".into());
+    config.start.bootstrap.directory = Some("/shared".into());
     let file = Locator::File {
         path: "/shared/horovod-Slurm-tcp---a-1-7-4".into(),
         on_this_host: false,
     };
     assert_eq!(locator(&config), (file, false));
-    config.bootstrap.directory = None;
-    config.bootstrap.rank0_address = Some("[fe80::1]:99".into());
+    config.start.bootstrap.directory = None;
+    config.start.bootstrap.rank0_address = Some("[fe80::1]:99".into());
     refused(&config, &["they have no common key", "openssl rand"]);
-    config.job_key = Some(KEY.into());
+    config.start.job_key = Some(KEY.into());
     let address = Locator::Address {
         host: "fe80::1".into(),
         port: 99,
     };
     assert_eq!(locator(&config), (address, true));
-    config.bootstrap.rank0_address = Some("n1".into());
+    config.start.bootstrap.rank0_address = Some("n1".into());
     refused(&config, &["HOROVOD_RANK0_ADDRESS=n1: expected host:port"]);
-    config.job_key = Some("short".into());
+    config.start.job_key = Some("short".into());
     refused(&config, &["HOROVOD_JOB_KEY is not 64 hex digits"]);
 }
 
@@ -180,7 +180,7 @@ fn what_the_scheduler_knows_need_not_be_said() {
     let error = plan(&config).unwrap_err().to_string();
     assert!(!error.contains("HOROVOD_RANK0_ADDRESS"), "{error}");
     assert!(error.contains("HOROVOD_JOB_KEY"), "{error}");
-    config.job_key = Some(KEY.into());
+    config.start.job_key = Some(KEY.into());
     let address = Locator::Address {
         host: "n1".into(),
         port: 29_501,
@@ -193,7 +193,7 @@ fn what_the_scheduler_knows_need_not_be_said() {
     }));
     let error = plan(&config).unwrap_err().to_string();
     assert!(!error.contains("HOROVOD_JOB_KEY "), "{error}");
-    config.bootstrap.rank0_address = Some("n1:7".into());
+    config.start.bootstrap.rank0_address = Some("n1:7".into());
     let plan = plan(&config).unwrap();
     assert!(
         plan.key
@@ -212,13 +212,13 @@ fn a_secret_that_is_too_short_is_none() {
 #[test]
 fn no_authentication_takes_the_whole_sentence() {
     let mut config = config(None);
-    config.bootstrap.rank0_address = Some("n1:7".into());
-    config.bootstrap.unauthenticated = Some("1".into());
+    config.start.bootstrap.rank0_address = Some("n1:7".into());
+    config.start.bootstrap.unauthenticated = Some("1".into());
     refused(
         &config,
         &["it must be \"anybody-who-reaches-my-ports-may-join\""],
     );
-    config.bootstrap.unauthenticated = Some(OPT_OUT.into());
+    config.start.bootstrap.unauthenticated = Some(OPT_OUT.into());
     assert!(locator(&config).1);
 }
 
@@ -234,7 +234,7 @@ fn without_anything_that_tells_jobs_apart_a_folder_is_needed() {
         &config,
         &["HOROVOD_RENDEZVOUS_DIR", "HOROVOD_RANK0_ADDRESS"],
     );
-    config.bootstrap.directory = Some("/shared".into());
+    config.start.bootstrap.directory = Some("/shared".into());
     let file = Locator::File {
         path: "/shared/horovod-rendezvous-4".into(),
         on_this_host: false,
@@ -247,13 +247,13 @@ fn the_launchers_store_is_used_where_nothing_else_says_how_to_meet() {
     let found = horovod_pmi::Found::Pmi1(9);
     let with_store = |started| {
         let mut config = config(Some(started));
-        config.store = Some(found.clone());
+        config.start.store = Some(found.clone());
         config
     };
     let mpich = with_store(started("MPICH"));
     assert_eq!(locator(&mpich), (Locator::Store(found.clone()), false));
     let mut keyed = with_store(started("MPICH"));
-    keyed.job_key = Some(KEY.to_owned());
+    keyed.start.job_key = Some(KEY.to_owned());
     assert_eq!(locator(&keyed), (Locator::Store(found.clone()), true));
     // One host needs nobody who passes on texts.
     let here = with_store(Started {
@@ -263,13 +263,13 @@ fn the_launchers_store_is_used_where_nothing_else_says_how_to_meet() {
     assert!(matches!(locator(&here).0, Locator::File { .. }));
     // The user's choice, and what is wrong with it.
     let mut named = with_store(started("MPICH"));
-    named.bootstrap.rank0_address = Some("n1:5".to_owned());
+    named.start.bootstrap.rank0_address = Some("n1:5".to_owned());
     refused(&named, &["they have no common key"]);
     // Others of the launcher's ranks would not come to the fence.
     let mut listed = with_store(started("MPICH"));
-    listed.listed = Some(vec![0, 1]);
+    listed.ranks.listed = Some(vec![0, 1]);
     refused(&listed, &["cannot find each other safely"]);
     let mut wrong = with_store(started("MPICH"));
-    wrong.job_key = Some("short".to_owned());
+    wrong.start.job_key = Some("short".to_owned());
     refused(&wrong, &["HOROVOD_JOB_KEY is not 64 hex digits"]);
 }

@@ -11,12 +11,12 @@ use crate::error::Error;
 impl Config {
     /// In an elastic job the numbers come with each round.
     pub(crate) fn take_assignment(&mut self, assignment: &RankAssignment, size: u32) {
-        self.rank = assignment.rank;
-        self.size = size;
-        self.local_rank = assignment.local_rank;
-        self.local_size = assignment.local_size;
-        self.cross_rank = assignment.cross_rank;
-        self.cross_size = assignment.cross_size;
+        self.ranks.rank = assignment.rank;
+        self.ranks.size = size;
+        self.ranks.local_rank = assignment.local_rank;
+        self.ranks.local_size = assignment.local_size;
+        self.ranks.cross_rank = assignment.cross_rank;
+        self.ranks.cross_size = assignment.cross_size;
     }
 }
 

@@ -89,10 +89,10 @@ impl Config {
             Members::Listed(ranks) => Self::from_environment(env)?.of_list(ranks),
             Members::Group(group) => {
                 let mut config = Self::from_environment(&InGroup(env))?;
-                (config.rank, config.size) = (group.rank, group.size);
-                config.rendezvous.clone_from(&group.addresses);
-                config.job_key = Some(group.key.clone());
-                config.places_follow = true;
+                (config.ranks.rank, config.ranks.size) = (group.rank, group.size);
+                config.start.rendezvous.clone_from(&group.addresses);
+                config.start.job_key = Some(group.key.clone());
+                config.ranks.places_follow = true;
                 Ok(config)
             }
         }
@@ -100,19 +100,19 @@ impl Config {
 
     /// Whether a running job consists of these ranks of its launcher.
     pub fn has_members(&self, ranks: &[i64]) -> bool {
-        match &self.listed {
+        match &self.ranks.listed {
             Some(listed) => listed == ranks,
-            None => ranks.iter().copied().eq(0..i64::from(self.size)),
+            None => ranks.iter().copied().eq(0..i64::from(self.ranks.size)),
         }
     }
 
     fn of_list(mut self, ranks: &[i64]) -> Result<Self, Error> {
-        let (rank, size) = (i64::from(self.rank), i64::from(self.size));
+        let (rank, size) = (i64::from(self.ranks.rank), i64::from(self.ranks.size));
         if ranks.iter().copied().eq(0..size) {
             return Ok(self);
         }
         let refused = |why: String| Err(Error::Init(format!("init(comm={ranks:?}): {why}")));
-        if !self.rendezvous.is_empty() {
+        if !self.start.rendezvous.is_empty() {
             return refused(format!(
                 "in a job of horovodrun only the list of all ranks, [0..{size}) in order, is supported; use process \
                  sets for subsets, or start the script with mpirun"
@@ -132,9 +132,9 @@ impl Config {
                  go on without Horovod, or call init with a list that contains {rank}"
             ));
         };
-        self.rank = u32::try_from(position).unwrap_or(u32::MAX);
-        self.size = u32::try_from(ranks.len()).unwrap_or(u32::MAX);
-        self.listed = Some(ranks.to_vec());
+        self.ranks.rank = u32::try_from(position).unwrap_or(u32::MAX);
+        self.ranks.size = u32::try_from(ranks.len()).unwrap_or(u32::MAX);
+        self.ranks.listed = Some(ranks.to_vec());
         Ok(self)
     }
 }
@@ -204,9 +204,9 @@ impl GroupSettings {
             false => bootstrap::user_key(&config)?,
         };
         Ok(Self {
-            timeout: config.connect_timeout,
-            host: horovod_transport::host_identity(&config.hostname),
-            interfaces: config.interfaces,
+            timeout: config.start.connect_timeout,
+            host: horovod_transport::host_identity(&config.ranks.hostname),
+            interfaces: config.start.interfaces,
             key: key.map(|key| key.to_hex()),
         })
     }
@@ -238,7 +238,11 @@ mod tests {
             (vec![2], (0, 1)),
         ] {
             let config = listed(&OPEN_MPI, &ranks).unwrap();
-            assert_eq!((config.rank, config.size), expected, "{ranks:?}");
+            assert_eq!(
+                (config.ranks.rank, config.ranks.size),
+                expected,
+                "{ranks:?}"
+            );
             assert!(config.has_members(&ranks));
             assert!(!config.has_members(&[7]));
         }
@@ -284,10 +288,14 @@ mod tests {
             key: "ab".repeat(32),
         };
         let config = Config::of_members(&Map(vars), &Members::Group(group)).unwrap();
-        assert_eq!((config.rank, config.size), (3, 5));
-        assert_eq!(config.rendezvous, ["10.0.0.1:6".parse().unwrap()]);
-        assert!(!config.elastic && config.started.is_none() && config.places_follow);
-        assert_eq!(config.fusion_threshold, 7);
+        assert_eq!((config.ranks.rank, config.ranks.size), (3, 5));
+        assert_eq!(config.start.rendezvous, ["10.0.0.1:6".parse().unwrap()]);
+        assert!(
+            !config.membership.elastic
+                && config.start.started.is_none()
+                && config.ranks.places_follow
+        );
+        assert_eq!(config.negotiation.fusion_threshold, 7);
     }
 
     #[test]

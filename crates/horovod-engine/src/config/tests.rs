@@ -1,5 +1,8 @@
 //! Settings from variables: defaults, refusals, what is unknown.
 
+use horovod_timeline::TimelineSetting;
+use horovod_transport::Congestion;
+
 use super::*;
 
 pub(in crate::config) struct Map(pub(in crate::config) Vec<(&'static str, &'static str)>);
@@ -23,11 +26,16 @@ fn read(vars: &[(&'static str, &'static str)]) -> Result<Config, Error> {
 fn no_variables_mean_one_process_with_defaults() {
     let c = read(&[]).unwrap();
     assert_eq!(
-        (c.rank, c.size, c.fusion_threshold, c.cache_capacity),
+        (
+            c.ranks.rank,
+            c.ranks.size,
+            c.negotiation.fusion_threshold,
+            c.negotiation.cache_capacity
+        ),
         (0, 1, 128 << 20, 1024)
     );
-    assert_eq!(c.stall_check, Some(Duration::from_secs(60)));
-    assert_eq!(c.stall_shutdown, None);
+    assert_eq!(c.stalls.stall_check, Some(Duration::from_secs(60)));
+    assert_eq!(c.stalls.stall_shutdown, None);
 }
 
 #[test]
@@ -50,10 +58,10 @@ fn a_bad_value_is_refused_with_its_name_and_value() {
 
 #[test]
 fn autotuning_is_off_unless_asked_for_and_knows_what_the_user_fixed() {
-    assert_eq!(read(&[]).unwrap().autotune, None);
+    assert_eq!(read(&[]).unwrap().observers.autotune, None);
     let on = |vars: &[(&'static str, &'static str)]| {
         let all = [vars, &[("HOROVOD_AUTOTUNE", "1")]].concat();
-        read(&all).unwrap().autotune.unwrap()
+        read(&all).unwrap().observers.autotune.unwrap()
     };
     let plain = on(&[]);
     assert_eq!(
@@ -84,34 +92,34 @@ fn a_rank_outside_the_size_is_refused() {
 
 #[test]
 fn a_timeline_has_a_file_or_waits_to_be_started() {
-    assert_eq!(read(&[]).unwrap().timeline, None);
+    assert_eq!(read(&[]).unwrap().observers.timeline, None);
     for (value, setting) in [
         ("DYNAMIC", TimelineSetting::Dynamic),
         ("dynamic", TimelineSetting::File("dynamic".into())),
         ("/tmp/t.json", TimelineSetting::File("/tmp/t.json".into())),
     ] {
         let c = read(&[("HOROVOD_TIMELINE", value)]).unwrap();
-        assert_eq!(c.timeline, Some(setting));
+        assert_eq!(c.observers.timeline, Some(setting));
     }
 }
 
 #[test]
 fn a_congestion_control_is_automatic_the_systems_or_named() {
-    assert_eq!(read(&[]).unwrap().congestion, Congestion::Auto);
+    assert_eq!(read(&[]).unwrap().links.congestion, Congestion::Auto);
     for (value, choice) in [
         ("auto", Congestion::Auto),
         (" System ", Congestion::System),
         ("bbr", Congestion::Named("bbr".into())),
     ] {
         let c = read(&[("HOROVOD_TCP_CONGESTION", value)]).unwrap();
-        assert_eq!(c.congestion, choice);
+        assert_eq!(c.links.congestion, choice);
     }
 }
 
 #[test]
 fn ranks_of_a_scheduler_are_its_own() {
     let c = read(&[("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "4")]).unwrap();
-    assert_eq!((c.rank, c.size), (2, 4));
+    assert_eq!((c.ranks.rank, c.ranks.size), (2, 4));
     let e = read(&[("HOROVOD_SIZE", "4")]).unwrap_err().to_string();
     assert!(e.contains("HOROVOD_RANK is not"), "{e}");
 }
@@ -119,9 +127,9 @@ fn ranks_of_a_scheduler_are_its_own() {
 #[test]
 fn a_shutdown_time_below_the_warning_time_is_ignored() {
     let c = read(&[("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "5")]).unwrap();
-    assert_eq!(c.stall_shutdown, None);
+    assert_eq!(c.stalls.stall_shutdown, None);
     let c = read(&[("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "90")]).unwrap();
-    assert_eq!(c.stall_shutdown, Some(Duration::from_secs(90)));
+    assert_eq!(c.stalls.stall_shutdown, Some(Duration::from_secs(90)));
 }
 
 #[test]
@@ -157,13 +165,13 @@ fn the_number_of_an_element_of_a_job_array_is_no_rank() {
         let error = refused(&[("HOROVOD_SIZE", "4"), (name, "4")]);
         assert!(error.contains(name), "{error}");
         // Alone it says nothing, and in a launcher's job neither.
-        assert_eq!(read(&[(name, "4")]).expect("one process").size, 1);
+        assert_eq!(read(&[(name, "4")]).expect("one process").ranks.size, 1);
         let launched = [
             ("HOROVOD_RANK", "1"),
             ("HOROVOD_SIZE", "4"),
             ("HOROVOD_RENDEZVOUS", "127.0.0.1:5"),
             (name, "4"),
         ];
-        assert_eq!(read(&launched).expect("a job").job_array, None);
+        assert_eq!(read(&launched).expect("a job").start.job_array, None);
     }
 }

@@ -1,7 +1,5 @@
 //! Devices other than the host, behind one interface: everything that depends on where a tensor lies.
 
-use std::any::Any;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -9,13 +7,9 @@ use std::time::Duration;
 use horovod_diagnosis::DeviceStanding;
 use horovod_protocol::Device;
 
-use super::backend::{Backend, RawStream, Surroundings};
+use super::backend::{Backend, Surroundings};
 use crate::error::Error;
 use crate::tensor::{Output, Tensor};
-
-/// Facts about a tensor's memory that only an adapter and a device use, such as the event of the caller's stream. The
-/// engine passes them from [`Tensor::placed`] to the [`Accelerator`] and its [`Backend`], which alone read them.
-pub type Placement = Arc<dyn Any + Send + Sync>;
 
 /// One kind of device on which tensors may lie. All threads share the accelerator; its [`Backend`] belongs to the
 /// driver.
@@ -55,28 +49,6 @@ pub trait Accelerator: Send + Sync {
 
     /// Makes the driver's part, once for each engine.
     fn backend(self: Arc<Self>, surroundings: &Surroundings<'_>) -> Box<dyn Backend>;
-}
-
-/// The end of an operation that was launched on a device.
-pub trait LaunchEnd: Send + Sync + fmt::Debug {
-    /// Returns the device's number in this process.
-    fn ordinal(&self) -> i32;
-
-    /// Makes a stream of the framework wait for this end; the host does not wait.
-    ///
-    /// # Errors
-    /// An error of the device, or the stream is being captured into a graph.
-    fn order(&self, stream: RawStream) -> Result<(), Error>;
-
-    /// Returns whether the device has passed this end.
-    ///
-    /// # Errors
-    /// An error of the device.
-    fn has_passed(&self) -> Result<bool, Error>;
-
-    /// Returns whether the operation has succeeded; `None` if it has not ended. After an abort the device may have
-    /// passed the end without a result.
-    fn ended_well(&self) -> Option<bool>;
 }
 
 /// The accelerators of this rank, and whether they are busy.

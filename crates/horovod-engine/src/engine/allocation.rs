@@ -8,9 +8,9 @@ use horovod_protocol::{DType, Shape};
 use horovod_transport::Notifier;
 
 use super::Entry;
-use super::accelerator::Placement;
 use super::backend::Outputs;
 use super::handles::DueCallback;
+use super::placement::Placement;
 use crate::buffer::Buffer;
 
 /// Allocates memory for an output, given the index of its tensor in the submission, its element type and its shape. The

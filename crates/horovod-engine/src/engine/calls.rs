@@ -4,28 +4,16 @@ use std::time::Duration;
 
 use super::callers::Guest;
 use super::driver_lock::DriverLock;
-use super::handles::{call_here, in_callback};
+use super::handles::{Wait, call_here, in_callback};
 use super::submit::vanished;
 use super::{Callback, Engine, Handle, Submission, Waited};
 use crate::error::Error;
 
-/// How a thread waits for an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wait {
-    Plain,
-    /// The wait may end before its operation: [`Engine::wait_softly`].
-    Soft,
-    /// The wait also announces the operation that this thread has submitted.
-    Announcing,
-}
-
-impl Wait {
-    /// Returns how the thread waits that has just queued the operation.
-    pub(super) fn for_submitted(driver_lock: &DriverLock) -> Self {
-        match driver_lock.submitted_by_waiter() {
-            true => Self::Plain,
-            false => Self::Announcing,
-        }
+/// Returns how the thread waits that has just queued the operation.
+pub(super) fn wait_for_submitted(driver_lock: &DriverLock) -> Wait {
+    match driver_lock.submitted_by_waiter() {
+        true => Wait::Plain,
+        false => Wait::Announcing,
     }
 }
 
@@ -73,7 +61,7 @@ impl Engine {
             return Ok((handle, self.wait(handle, timeout)));
         }
         let handle = self.queue(submission)?;
-        let wait = Wait::for_submitted(&self.driver_lock);
+        let wait = wait_for_submitted(&self.driver_lock);
         Ok((handle, self.wait_as(handle, timeout, wait)))
     }
 

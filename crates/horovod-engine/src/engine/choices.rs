@@ -32,17 +32,17 @@ fn lines(config: &Config, topology: &Topology) -> Vec<String> {
     }
     lines.push(format!(
         "fusion: tensors of up to {} bytes run as one operation ({})",
-        config.fusion_threshold,
+        config.negotiation.fusion_threshold,
         settings::FUSION_THRESHOLD.name
     ));
-    lines.push(match config.cache_capacity {
+    lines.push(match config.negotiation.cache_capacity {
         0 => format!("cache: off ({}=0)", settings::CACHE_CAPACITY.name),
         entries => format!(
             "cache: {entries} operations are known by a number and not described again ({})",
             settings::CACHE_CAPACITY.name
         ),
     });
-    if config.autotune.is_none() {
+    if config.observers.autotune.is_none() {
         lines.push(format!("tuner: off ({} is not 1)", settings::AUTOTUNE.name));
     }
     lines

@@ -450,7 +450,7 @@ impl Pump {
                 }
                 drop(state);
                 self.recording.ended_without_data(&result, entry.as_ref());
-                if let (Some(metrics), true) = (&self.shared.metrics, result.is_ok()) {
+                if let (Some(metrics), true) = (&self.shared.observers.metrics, result.is_ok()) {
                     metrics.counters.control_ends();
                 }
                 // An owner may run foreign code, so it is dropped outside of our lock.
@@ -486,7 +486,7 @@ impl Pump {
             }
             NodeAction::Stall(report) => {
                 self.recording.stalled(&report);
-                if let Some(metrics) = &self.shared.metrics {
+                if let Some(metrics) = &self.shared.observers.metrics {
                     metrics.counters.stalled();
                 }
                 let unheard = unheard(&report, self.links.tree());

@@ -9,11 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use horovod_protocol::{Completion, Shape};
+use horovod_protocol::{Completion, Rank, Shape};
 
-use super::accelerator::LaunchEnd;
 use super::by_number::ByNumber;
-use super::soft::WaitedFor;
+use super::placement::LaunchEnd;
 use crate::buffer::Buffer;
 use crate::error::Error;
 
@@ -426,6 +425,25 @@ impl Table {
             entry.progress = Progress::Pending;
         }
     }
+}
+
+/// How a thread waits for an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    Plain,
+    /// The wait may end before its operation: [`super::Engine::wait_softly`].
+    Soft,
+    /// The wait also announces the operation that this thread has submitted.
+    Announcing,
+}
+
+/// The operation for which other ranks wait, and because of which a soft wait ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitedFor {
+    /// One of the ranks that wait.
+    pub rank: Rank,
+    /// Name of the operation, as in reports.
+    pub name: Box<str>,
 }
 
 /// Outcome of one bounded wait.

@@ -14,8 +14,8 @@ use horovod_protocol::{Coordinator, Rank, StalledRequest, Time, Tree};
 use horovod_transport::{Control, Topology};
 
 use super::device_watch::DeviceMonitor;
+use super::handles::WaitedFor;
 use super::relay::{OutOfBandMessage, Relay};
-use super::soft::WaitedFor;
 use super::standing::{brief, search_stacks, standing};
 use super::{EngineState, Handle};
 use crate::config::Config;
@@ -97,7 +97,7 @@ impl Inspection {
         topology: &Topology,
     ) -> Self {
         let leads = topology.rank == COORDINATOR && topology.size > 1;
-        let after = config.stall_diagnosis.filter(|_| leads);
+        let after = config.stalls.stall_diagnosis.filter(|_| leads);
         let after_ms = after.map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX));
         Self {
             me: topology.rank,
@@ -105,9 +105,9 @@ impl Inspection {
             soft: leads.then(SoftWatch::default),
             reported_soft: None,
             reports_soft: false,
-            gives_up: config.deadlock_error,
-            devices: DeviceMonitor::new(config.stall_check, device_timeout, topology),
-            file: ReportFile::new(config.stall_report.clone()),
+            gives_up: config.stalls.deadlock_error,
+            devices: DeviceMonitor::new(config.stalls.stall_check, device_timeout, topology),
+            file: ReportFile::new(config.stalls.stall_report.clone()),
             answering: None,
             searching: None,
             outbox: VecDeque::new(),

@@ -13,6 +13,7 @@ mod driver;
 mod driver_lock;
 mod handles;
 mod inspection;
+pub(crate) mod placement;
 mod recording;
 mod relay;
 mod replicas;
@@ -36,18 +37,19 @@ use horovod_protocol::{
 use horovod_timeline::{Stamp, Timeline, TimelineSetting};
 use horovod_transport::{Mesh, Notifier, Topology};
 
-use accelerator::{Accelerator, Accelerators, LaunchEnd};
+use accelerator::{Accelerator, Accelerators};
 use backend::Surroundings;
 use by_number::ByNumber;
 use callback_thread::CallbackThread;
+use placement::LaunchEnd;
 
 use crate::config::Config;
 use crate::error::Error;
 use crate::tensor::{Tensor, Tensors};
 
 pub use allocation::{Allocated, Allocator};
-pub use handles::{Callback, Handle, Kept, OpResult, Waited, in_callback};
-pub use soft::{SoftWait, Softly, WaitedFor};
+pub use handles::{Callback, Handle, Kept, OpResult, Waited, WaitedFor, in_callback};
+pub use soft::{SoftWait, Softly};
 pub use submit::Submission;
 
 /// How long `shutdown` waits until the other ranks have received it, before it closes the links.
@@ -86,9 +88,14 @@ pub(crate) struct EngineState {
     engine_thread_state: driver_lock::EngineThreadState,
     shutdown: shutdown::Shutdown,
     round: round::Round,
-    timeline: Arc<Timeline>,
     callers: callers::Callers,
     replicas: replicas::ReplicaReports,
+    observers: Observers,
+}
+
+/// The trace and the figures of the job.
+struct Observers {
+    timeline: Arc<Timeline>,
     /// `None` if the job is not measured.
     metrics: Option<Arc<Metrics>>,
 }
@@ -232,8 +239,8 @@ impl EngineState {
         });
         let started = Instant::now();
         let timeline = Timeline::new(
-            config.timeline.as_ref(),
-            config.timeline_mark_cycles,
+            config.observers.timeline.as_ref(),
+            config.observers.timeline_mark_cycles,
             &mesh.topology,
             started,
             mesh.waiter.notifier(),
@@ -248,12 +255,15 @@ impl EngineState {
             engine_thread_state: driver_lock::EngineThreadState::new(),
             shutdown: shutdown::Shutdown::default(),
             round: round::Round::new(mesh.topology.generation, mesh.assignment.as_ref()),
-            timeline: Arc::new(timeline),
             callers: callers::Callers::new(),
             replicas: replicas::ReplicaReports::default(),
-            metrics: config
-                .metrics
-                .then(|| Arc::new(Metrics::new(&mesh.topology, started))),
+            observers: Observers {
+                timeline: Arc::new(timeline),
+                metrics: config
+                    .observers
+                    .metrics
+                    .then(|| Arc::new(Metrics::new(&mesh.topology, started))),
+            },
         }
     }
 
@@ -319,16 +329,16 @@ impl Engine {
         });
         choices::log(&config, &topology);
         let shared = Arc::new(EngineState::new(&config, &mesh, accelerators));
-        if let Some(TimelineSetting::File(path)) = &config.timeline {
-            let mark_cycles = config.timeline_mark_cycles;
+        if let Some(TimelineSetting::File(path)) = &config.observers.timeline {
+            let mark_cycles = config.observers.timeline_mark_cycles;
             // The recording can start, because the setting arms the timeline.
-            let _ = shared.timeline.start(path, mark_cycles);
+            let _ = shared.observers.timeline.start(path, mark_cycles);
         }
-        let metrics = shared.metrics.as_ref();
+        let metrics = shared.observers.metrics.as_ref();
         let publisher = metrics.filter(|_| topology.rank == Rank(0));
         let publisher = publisher.map(|metrics| {
-            let tracer = Arc::new(recording::Traced(shared.timeline.clone()));
-            Publisher::start(&config.publish, metrics, tracer)
+            let tracer = Arc::new(recording::Traced(shared.observers.timeline.clone()));
+            Publisher::start(&config.observers.publish, metrics, tracer)
         });
         let sleeper = mesh.waiter.sleeper();
         let driver = driver::Driver::new(&config, mesh, backends, shared.clone());
@@ -470,6 +480,7 @@ impl Engine {
     /// nothing happens. A file that cannot be written causes an error in the log, not here.
     pub fn start_timeline(&self, path: &Path, mark_cycles: bool) -> Result<(), Error> {
         self.shared
+            .observers
             .timeline
             .start(path, mark_cycles)
             .map_err(|_| Error::Invalid(NO_TIMELINE_TEXT.into()))
@@ -477,25 +488,25 @@ impl Engine {
 
     /// Ends the recording; on rank 0 the file then has everything recorded. Returns `false` if there was no recording.
     pub fn stop_timeline(&self) -> bool {
-        self.shared.timeline.stop()
+        self.shared.observers.timeline.stop()
     }
 
     /// Returns the figures of this rank, on rank 0 of all ranks; `None` if the job is not measured.
     pub fn stats(&self) -> Option<Snapshot> {
-        let metrics = self.shared.metrics.as_ref();
+        let metrics = self.shared.observers.metrics.as_ref();
         metrics.map(|metrics| metrics.snapshot())
     }
 
     /// Counts a step that the script has ended.
     pub fn mark_step(&self) {
-        if let Some(metrics) = &self.shared.metrics {
+        if let Some(metrics) = &self.shared.observers.metrics {
             metrics.counters.step_ends();
         }
     }
 
     /// Adds the time that the script has waited for its input.
     pub fn mark_input(&self, lasted: Duration) {
-        if let Some(metrics) = &self.shared.metrics {
+        if let Some(metrics) = &self.shared.observers.metrics {
             metrics.counters.input_took(nanos(lasted));
         }
     }

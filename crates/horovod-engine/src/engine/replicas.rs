@@ -67,7 +67,7 @@ impl ReplicaReports {
 impl Engine {
     /// Returns whether parameters of an optimizer on this set must be reported before its first update.
     pub fn checks_replicas(&self, set: ProcessSetId) -> bool {
-        self.config.consistency.at_start != CheckReplicas::Off
+        self.config.negotiation.consistency.at_start != CheckReplicas::Off
             && self
                 .members_beside(set)
                 .is_some_and(|members| members.len() > 1)

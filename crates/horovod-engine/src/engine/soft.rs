@@ -3,10 +3,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use horovod_protocol::Rank;
-
-use super::calls::Wait;
-use super::handles::{Handle, Waited};
+use super::handles::{Handle, Wait, Waited, WaitedFor};
 use super::{Engine, nanos};
 
 /// How long a soft wait lasts, at first, before it is reported to rank 0. [`GRACE_LEAST`] applies after a wait that was
@@ -15,15 +12,6 @@ use super::{Engine, nanos};
 const GRACE: Duration = Duration::from_millis(4);
 const GRACE_LEAST: Duration = Duration::from_millis(1);
 const GRACE_MOST: Duration = Duration::from_millis(64);
-
-/// The operation for which other ranks wait, and because of which a soft wait ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WaitedFor {
-    /// One of the ranks that wait.
-    pub rank: Rank,
-    /// Name of the operation, as in reports.
-    pub name: Box<str>,
-}
 
 /// Outcome of a soft wait.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,8 +10,8 @@ use horovod_protocol::{
 use horovod_timeline::op_name;
 
 use super::accelerator::check_layout;
-use super::calls::Wait;
-use super::handles::{Delivery, Handles};
+use super::calls::wait_for_submitted;
+use super::handles::{Delivery, Handles, Wait};
 use super::{Allocator, Callback, Engine, Entry, Handle, Kept, Negotiation, RecordedCall, Waited};
 use crate::error::Error;
 use crate::tensor::{Tensor, Tensors};
@@ -165,13 +165,10 @@ impl Engine {
         check_sizes(tensors)?;
         let named = name.filter(|n| !n.is_empty());
         let mut state = self.shared.lock();
-        let splits = match op {
-            Op::Alltoall => {
+        let splits = match (&op, tensors.first()) {
+            (Op::Alltoall, Some(tensor)) => {
                 let members = state.worker.members(set).map_or(1, <[Rank]>::len);
-                tensors
-                    .first()
-                    .map(|t| row_splits(t, submission.splits.as_deref(), members))
-                    .transpose()?
+                Some(row_splits(tensor, submission.splits.as_deref(), members)?)
             }
             _ => None,
         };
@@ -200,8 +197,9 @@ impl Engine {
         if named.is_none() {
             state.count_unnamed(set, prefix);
         }
-        let submitted = self.shared.timeline.stamp();
-        let metrics = self.shared.metrics.as_ref().filter(|_| is_called_back);
+        let observers = &self.shared.observers;
+        let submitted = observers.timeline.stamp();
+        let metrics = observers.metrics.as_ref().filter(|_| is_called_back);
         let called_back = metrics.map(Metrics::call);
         let entry = Entry {
             tensors: submission.tensors,
@@ -231,7 +229,7 @@ impl Engine {
     }
 
     pub(super) fn wait_as(&self, handle: Handle, timeout: Duration, wait: Wait) -> Waited {
-        let timeline = &self.shared.timeline;
+        let timeline = &self.shared.observers.timeline;
         // A wait for an operation that has ended is not recorded.
         if !timeline.is_on() || self.shared.handles.poll(handle) != Some(false) {
             return self.wait_unrecorded(handle, timeout, wait);
@@ -246,7 +244,7 @@ impl Engine {
     fn wait_unrecorded(&self, handle: Handle, timeout: Duration, wait: Wait) -> Waited {
         self.shared.callers.waits(handle, wait == Wait::Soft);
         let is_announced = wait != Wait::Announcing;
-        let _measured = self.shared.metrics.as_deref().map(Metrics::wait);
+        let _measured = self.shared.observers.metrics.as_deref().map(Metrics::wait);
         let waited = self.driver_lock.wait(handle, timeout, is_announced);
         let callers = &self.shared.callers;
         match &waited {
@@ -322,20 +320,21 @@ impl Engine {
         let title = op_name(&op);
         let _recorded = self
             .shared
+            .observers
             .timeline
             .is_on()
             .then(|| RecordedCall::begin(&self.shared));
         let begin = self.shared.now().0;
         let tensors = Tensors::default();
         let handle = self.queue(Submission::new(prefix, name, op, set, tensors))?;
-        let mut wait = Wait::for_submitted(&self.driver_lock);
+        let mut wait = wait_for_submitted(&self.driver_lock);
         loop {
             let waited = self.wait_unrecorded(handle, WAIT_SLICE, wait);
             wait = Wait::Plain;
             match waited {
                 Waited::Ended { result, .. } => {
-                    if self.shared.timeline.is_on() {
-                        self.shared.timeline.spent(title, begin);
+                    if self.shared.observers.timeline.is_on() {
+                        self.shared.observers.timeline.spent(title, begin);
                     }
                     return Ok(result?.completion);
                 }

@@ -50,7 +50,7 @@ impl Drop for Log {
 
 fn config(log: &Path, explicit: &[&'static str]) -> Config {
     let mut config = Config::solo();
-    config.autotune = Some(AutotuneSettings {
+    config.observers.autotune = Some(AutotuneSettings {
         log: Some(log.to_owned()),
         warmup_samples: 1,
         steps_per_sample: 1,
@@ -247,8 +247,8 @@ fn through_a_tree_every_rank_changes_at_the_same_place() {
 fn what_the_user_has_set_is_not_tuned() {
     let log = Log::new("fixed");
     let mut config = config(&log.0, &["HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME"]);
-    config.fusion_threshold = 3 << 20;
-    config.cycle_time = Duration::from_micros(50);
+    config.negotiation.fusion_threshold = 3 << 20;
+    config.negotiation.cycle_time = Duration::from_micros(50);
     train(testing::cluster(2), &config, same_names);
     let (_, rows) = log.read();
     assert!(rows.len() > 2);

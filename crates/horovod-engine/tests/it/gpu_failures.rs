@@ -198,7 +198,7 @@ fn the_others_hear_of_a_failure_while_the_abort_hangs_where_it_happened() {
     with_double(test, settings, |double| {
         let gate = Arc::new(AtomicU64::new(0));
         let have_ended = Arc::new(AtomicUsize::new(0));
-        let config = |config: &mut Config| config.dynamic_process_sets = true;
+        let config = |config: &mut Config| config.negotiation.dynamic_process_sets = true;
         let errors = on_ranks(double, 2, config, move |on| {
             let set = on.engine.add_process_set::<Error>(&[1], || Ok(()));
             let set = set.expect("is made");
@@ -304,7 +304,7 @@ fn ended(on: &OnRank<'_>, handle: Handle) -> Result<OpResult, Error> {
 
 fn through_host_memory(config: &mut Config) {
     config.gpu.operations = GpuOperations::Host;
-    config.dynamic_process_sets = true;
+    config.negotiation.dynamic_process_sets = true;
 }
 
 #[test]
@@ -330,7 +330,7 @@ fn a_rank_gives_signs_of_life_while_memory_is_pinned() {
     with_double(test, "devices=2,pinning_waits", |double| {
         let config = |config: &mut Config| {
             through_host_memory(config);
-            config.heartbeat = Some(Duration::from_secs(1));
+            config.membership.heartbeat = Some(Duration::from_secs(1));
             // Of the two ends of this job the later one.
             config.gpu.timeout = Some(Duration::from_secs(4));
         };

@@ -90,7 +90,7 @@ fn an_earlier_operation_of_other_ranks_is_what_all_are_told_of() {
     with_double(test, "devices=3,never=1", |double| {
         let config = |config: &mut Config| {
             ends_after_a_second(config);
-            config.dynamic_process_sets = true;
+            config.negotiation.dynamic_process_sets = true;
         };
         let errors = on_ranks(double, 3, config, |on| {
             let pair = [1, 2];
@@ -143,8 +143,8 @@ fn without_a_timeout_it_is_told_and_goes_on_when_the_gpu_does() {
         let report = file.clone();
         let config = |config: &mut Config| {
             config.gpu.timeout = None;
-            config.stall_check = Some(Duration::from_secs(1));
-            config.stall_report = Some(file.clone());
+            config.stalls.stall_check = Some(Duration::from_secs(1));
+            config.stalls.stall_report = Some(file.clone());
         };
         let sums = on_ranks(double, 2, config, move |on| {
             let memory = ones(on);

@@ -113,7 +113,7 @@ fn nanos(micros: &Value) -> u64 {
 }
 
 fn recorded(config: &mut Config, file: &Path) {
-    config.timeline = Some(TimelineSetting::File(file.to_owned()));
+    config.observers.timeline = Some(TimelineSetting::File(file.to_owned()));
 }
 
 fn ones(on: &OnRank<'_>) -> Arc<Memory> {

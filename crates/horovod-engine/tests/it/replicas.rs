@@ -31,7 +31,7 @@ fn on_two_ranks<T: Send + 'static>(
     body: impl Fn(&Engine, usize) -> T + Send + Clone + 'static,
 ) -> Vec<T> {
     let mut config = Config::solo();
-    config.consistency.at_start = CheckReplicas::Error;
+    config.negotiation.consistency.at_start = CheckReplicas::Error;
     on_meshes(testing::cluster(2), &config, body)
 }
 

@@ -9,13 +9,11 @@ use horovod_engine::config::Config;
 fn queries_do_not_wait_for_a_start_that_takes_long() {
     // Something that takes the connection and never answers.
     let mute = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let config = Config {
-        rendezvous: vec![mute.local_addr().expect("its address")],
-        job_key: Some("5a".repeat(32)),
-        size: 2,
-        connect_timeout: Duration::from_secs(3600),
-        ..Config::solo()
-    };
+    let mut config = Config::solo();
+    config.ranks.size = 2;
+    config.start.rendezvous = vec![mute.local_addr().expect("its address")];
+    config.start.job_key = Some("5a".repeat(32));
+    config.start.connect_timeout = Duration::from_secs(3600);
     std::thread::spawn(|| horovod_engine::init_with(config));
     let _connection = mute.accept().expect("the start has begun");
     let (done, answer) = mpsc::channel();

@@ -39,10 +39,8 @@ fn on_ranks(
     setting: &TimelineSetting,
     body: impl Fn(&Engine, usize) + Send + Clone + 'static,
 ) {
-    let config = Config {
-        timeline: Some(setting.clone()),
-        ..Config::solo()
-    };
+    let mut config = Config::solo();
+    config.observers.timeline = Some(setting.clone());
     on_meshes(meshes, &config, body);
 }
 
@@ -275,10 +273,8 @@ fn a_disk_without_space_ends_the_recording_and_not_the_job() {
 fn a_rank_that_vanishes_leaves_a_readable_file_with_what_was_known() {
     let folder = Folder::new("vanished");
     let path = folder.file("t.json");
-    let config = Config {
-        timeline: Some(TimelineSetting::File(path.clone())),
-        ..Config::solo()
-    };
+    let mut config = Config::solo();
+    config.observers.timeline = Some(TimelineSetting::File(path.clone()));
     let mut meshes = testing::cluster(2).into_iter();
     let (zero, one) = (meshes.next().unwrap(), meshes.next().unwrap());
     let other = {

@@ -186,7 +186,7 @@ pub unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) 
         |call| {
             check_device(call, device)?;
             // SAFETY: the caller's promise.
-            unsafe { put(uuid, uuid_of(&call.config.host, device)) }
+            unsafe { put(uuid, call.config.uuid_of(device)) }
         },
     )
 }
@@ -196,18 +196,6 @@ pub unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) 
 pub unsafe extern "C" fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { cuDeviceGetUuid_v2(uuid, device) }
-}
-
-/// Equal for all processes of one (pretended) machine.
-pub(crate) fn uuid_of(host: &str, device: c_int) -> [u8; 16] {
-    // FNV-1a: any function that differs with the name.
-    let hash = host.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-    });
-    let mut uuid = *b"GPU-\0\0\0\0\0\0\0\0\0\0\0\0";
-    uuid[4..12].copy_from_slice(&hash.to_le_bytes());
-    uuid[12..].copy_from_slice(&(device + 1).to_le_bytes());
-    uuid
 }
 
 /// `cuDevicePrimaryCtxRetain`.

@@ -4,17 +4,11 @@ use std::fmt;
 
 use super::communicator::{Communicator, CommunicatorPhase};
 use super::group::{Group, Queued};
+use super::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, UNHANDLED_CUDA_ERROR};
 use crate::call::{self, Call, CallOutcome};
 use crate::handles::{Handle, Sort, decode};
 use crate::state::lock;
 use crate::thread;
-
-pub(crate) const UNHANDLED_CUDA_ERROR: i32 = 1;
-pub(crate) const SYSTEM_ERROR: i32 = 2;
-pub(crate) const INVALID_ARGUMENT: i32 = 4;
-pub(crate) const INVALID_USAGE: i32 = 5;
-pub(crate) const REMOTE_ERROR: i32 = 6;
-pub(crate) const IN_PROGRESS: i32 = 7;
 
 /// From this version on communicators are aborted and destroyed together in a group.
 const TOGETHER_SINCE: i32 = 22200;

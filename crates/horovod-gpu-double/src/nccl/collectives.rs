@@ -6,11 +6,12 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::calls::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, nccl};
+use super::calls::nccl;
 use super::communicator::CommunicatorPhase;
 use super::group::{Group, Queued};
 use super::part::{Function, Part};
 use super::reduction::{FIRST_MADE, dtype_of};
+use super::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE};
 use crate::call::{Call, CallOutcome};
 use crate::handles::Handle;
 use crate::thread;

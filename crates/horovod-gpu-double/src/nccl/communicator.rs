@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::{Shutdown, SocketAddrV4, TcpStream};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use super::calls::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR};
 use super::group::Queued;
 use super::part::Part;
 use super::wire::{Hello, Magic, Message};
+use super::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR};
 use crate::clock::{Agent, Clock, HOST};
 use crate::memory::Access;
 use crate::state::{DriverState, Limits, Locked, lock, notify};
@@ -424,7 +424,7 @@ pub(crate) fn connect(state: &mut DriverState, id: u64, address: SocketAddrV4, m
         rank: communicator.rank as u32,
         size: communicator.size as u32,
         version,
-        uuid: crate::driver::context::uuid_of(&state.config.host, communicator.device),
+        uuid: state.config.uuid_of(communicator.device),
         may_share: is_enabled && version >= SHARING_SINCE,
     };
     let (sender, receiver) = channel();
@@ -432,7 +432,7 @@ pub(crate) fn connect(state: &mut DriverState, id: u64, address: SocketAddrV4, m
     let thread = std::thread::Builder::new().name("gpu-double-comm".to_owned());
     let spawned = thread.spawn(move || run(id, address, hello, receiver));
     if spawned.is_err() {
-        communicator.fail(super::calls::SYSTEM_ERROR, "no thread");
+        communicator.fail(super::SYSTEM_ERROR, "no thread");
     }
 }
 

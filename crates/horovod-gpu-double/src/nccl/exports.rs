@@ -7,12 +7,13 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use super::calls::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, SYSTEM_ERROR, error_text, nccl};
+use super::calls::{error_text, nccl};
 use super::collectives::note_in_group;
 use super::communicator::connect;
 use super::hub;
 use super::reduction::dtype_of;
 use super::wire::{Magic, Message};
+use super::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, SYSTEM_ERROR};
 use crate::call::{Call, CallOutcome, put};
 use crate::handles::{Handle, Sort, encode};
 use crate::state::lock;

@@ -12,3 +12,11 @@ mod hub;
 mod part;
 mod reduction;
 mod wire;
+
+// Codes of NCCL (`ncclResult_t`).
+pub(crate) const UNHANDLED_CUDA_ERROR: i32 = 1;
+pub(crate) const SYSTEM_ERROR: i32 = 2;
+pub(crate) const INVALID_ARGUMENT: i32 = 4;
+pub(crate) const INVALID_USAGE: i32 = 5;
+pub(crate) const REMOTE_ERROR: i32 = 6;
+pub(crate) const IN_PROGRESS: i32 = 7;

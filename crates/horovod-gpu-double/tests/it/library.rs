@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
 
 use std::collections::BTreeSet;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fs;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
@@ -92,41 +92,32 @@ const REQUIRED: &[&str] = &[
 ];
 
 /// The library, loaded.
-struct Library(*mut c_void);
+struct Library(libloading::os::unix::Library);
 
 impl Library {
     fn open() -> Self {
         let path = horovod_gpu_double::library().unwrap();
-        let path = CString::new(path.to_str().unwrap()).unwrap();
-        // SAFETY: a C string.
-        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        assert!(!handle.is_null(), "{}", path.to_string_lossy());
-        Self(handle)
+        // SAFETY: a library of ours.
+        Self(unsafe { libloading::os::unix::Library::new(path) }.unwrap())
     }
 
-    fn find(&self, name: &str) -> *mut c_void {
-        let name = CString::new(name).unwrap();
-        // SAFETY: a library that is loaded and a C string.
-        unsafe { libc::dlsym(self.0, name.as_ptr()) }
+    fn has(&self, name: &str) -> bool {
+        // SAFETY: the address is not used.
+        unsafe { self.0.get::<*mut c_void>(name.as_bytes()) }.is_ok()
     }
 
     /// # Safety
     /// `F` is the type of the function.
     unsafe fn get<F: Copy>(&self, name: &str) -> F {
-        let found = self.find(name);
-        assert!(!found.is_null(), "{name}");
-        // SAFETY: the caller's promise; functions and pointers have one size.
-        unsafe { std::mem::transmute_copy(&found) }
+        // SAFETY: the caller's promise.
+        *unsafe { self.0.get::<F>(name.as_bytes()) }.unwrap()
     }
 }
 
 #[test]
 fn it_exports_what_the_product_needs() {
     let library = Library::open();
-    let missing: BTreeSet<_> = REQUIRED
-        .iter()
-        .filter(|n| library.find(n).is_null())
-        .collect();
+    let missing: BTreeSet<_> = REQUIRED.iter().filter(|n| !library.has(n)).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
 

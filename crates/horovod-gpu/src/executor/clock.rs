@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::device::Device;
+use crate::device::event::Event;
+use crate::device::stream::Stream;
 use crate::error::GpuError;
-use crate::event::Event;
-use crate::stream::Stream;
 
 /// How long a reference is used: the two clocks drift apart, and CUDA counts in single precision, which after 16 s is
 /// 1 us.

@@ -7,10 +7,10 @@ use super::communicators::{Unfinished, settle};
 use super::plan::{LaunchPlan, in_nccl, is_widened};
 use super::work::{AllReduce, AllReduceInput, Call, GpuWork, ReduceScatter};
 use crate::device::Device;
+use crate::device::kernels::{DeviceCopy, Elements, Kernels};
+use crate::device::stream::Stream;
 use crate::error::GpuError;
-use crate::kernels::{DeviceCopy, Elements, Kernels};
 use crate::nccl::{Communicator, NcclOp, NcclType};
-use crate::stream::Stream;
 
 /// Context of a launch.
 pub(super) struct Launcher<'a> {

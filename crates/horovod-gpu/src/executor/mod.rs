@@ -19,8 +19,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::device::Device;
+use crate::device::event::Event;
 use crate::error::GpuError;
-use crate::event::Event;
 use crate::loss::{GpuLoss, stays_busy};
 
 pub use work::{

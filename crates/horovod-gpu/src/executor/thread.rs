@@ -14,10 +14,10 @@ use super::{
     WorkState,
 };
 use crate::device::Device;
+use crate::device::event::Event;
+use crate::device::memory::DeviceMemory;
+use crate::device::stream::Stream;
 use crate::error::GpuError;
-use crate::event::Event;
-use crate::memory::DeviceMemory;
-use crate::stream::Stream;
 
 /// Between two looks at what is on the device: doubled with each look in vain, and at most.
 const NAP: Duration = Duration::from_micros(20);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use horovod_protocol::DType;
 
-use crate::event::Event;
+use crate::device::event::Event;
 use crate::nccl::NcclOp;
 
 /// Members that share a communicator, which the executor makes when the first work needs it.

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use super::{HIP, HipTexts, RCCL, call_name, name_of, version_of};
+use crate::device::kernels::Elements;
 use crate::driver::{Driver, DriverFunctions, DriverTable};
 use crate::error::GpuError;
 use crate::hiprtc::Compiler;
-use crate::kernels::Elements;
 use crate::load::tests::sizes_in;
 use crate::load::{
     Library, Search, Stack, choose_stack, driver, find_driver, find_nccl, set_search, stack,

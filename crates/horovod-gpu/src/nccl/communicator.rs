@@ -5,10 +5,10 @@ use std::ptr::null_mut;
 
 use super::{ABORTS_IN_GROUPS, Nccl, NcclOp, NcclType, Progress, SUCCESS};
 use crate::device::CAPTURE_MODE_RELAXED;
+use crate::device::stream::Stream;
 use crate::driver::Handle;
 use crate::error::GpuError;
 use crate::load::{check_process, driver};
-use crate::stream::Stream;
 
 /// This member's part of a communicator. One thread at a time uses it. It ends by [`Nccl::abort_all`] or
 /// [`Nccl::destroy_all`]; dropped otherwise, it stays for the life of the process, for NCCL may block when it ends one.

@@ -73,43 +73,43 @@ macro_rules! entry_points {
             bytes: usize,
         ) {
             // SAFETY: the caller's promise, passed on.
-            unsafe { crate::copy::out_and_in::<$register>(out, slot, next, bytes) }
+            unsafe { crate::copy_loop::out_and_in::<$register>(out, slot, next, bytes) }
         }
 
         /// # Safety
-        /// As [`crate::adasum::block_dots`], on a CPU with these features.
+        /// As [`crate::adasum_blocks::block_dots`], on a CPU with these features.
         #[target_feature(enable = $features)]
-        unsafe fn typed_dots<E: crate::adasum::Float>(args: &crate::adasum::DotArgs) -> [f64; 3] {
+        unsafe fn typed_dots<E: crate::adasum_blocks::Float>(args: &crate::adasum_blocks::DotArgs) -> [f64; 3] {
             // SAFETY: the caller's promise, passed on.
-            unsafe { crate::adasum::block_dots::<E, $set>(args) }
+            unsafe { crate::adasum_blocks::block_dots::<E, $set>(args) }
         }
 
         /// # Safety
-        /// As [`crate::adasum::block_dots`], on a CPU with these features.
+        /// As [`crate::adasum_blocks::block_dots`], on a CPU with these features.
         pub(crate) unsafe fn dots(
             dtype: horovod_protocol::DType,
-            args: &crate::adasum::DotArgs,
+            args: &crate::adasum_blocks::DotArgs,
         ) -> [f64; 3] {
             // SAFETY: the caller's promise, passed on.
-            unsafe { crate::adasum::for_floats!(dtype, typed_dots, args) }
+            unsafe { crate::adasum_blocks::for_floats!(dtype, typed_dots, args) }
         }
 
         /// # Safety
-        /// As [`crate::adasum::block_combine`], on a CPU with these features.
+        /// As [`crate::adasum_blocks::block_combine`], on a CPU with these features.
         #[target_feature(enable = $features)]
-        unsafe fn typed_combine<E: crate::adasum::Float>(args: &crate::adasum::CombineArgs) {
+        unsafe fn typed_combine<E: crate::adasum_blocks::Float>(args: &crate::adasum_blocks::CombineArgs) {
             // SAFETY: the caller's promise, passed on.
-            unsafe { crate::adasum::block_combine::<E, $set>(args) }
+            unsafe { crate::adasum_blocks::block_combine::<E, $set>(args) }
         }
 
         /// # Safety
-        /// As [`crate::adasum::block_combine`], on a CPU with these features.
+        /// As [`crate::adasum_blocks::block_combine`], on a CPU with these features.
         pub(crate) unsafe fn combine(
             dtype: horovod_protocol::DType,
-            args: &crate::adasum::CombineArgs,
+            args: &crate::adasum_blocks::CombineArgs,
         ) {
             // SAFETY: the caller's promise, passed on.
-            unsafe { crate::adasum::for_floats!(dtype, typed_combine, args) }
+            unsafe { crate::adasum_blocks::for_floats!(dtype, typed_combine, args) }
         }
     };
 }

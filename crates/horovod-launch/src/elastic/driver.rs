@@ -12,9 +12,23 @@ use std::time::Duration;
 use super::events::{Action, Ending, Event, Policy, Time, WorkerId};
 use super::hosts::{AfterFailure, Agent, Host};
 use super::machines::Machines;
-use super::rounds::NEWCOMER_WAIT;
-use super::waiting::Finished;
 use crate::report::Cause;
+
+/// How long a newcomer waits before it is announced to the members, while other workers are about to join the waiting
+/// set.
+pub(super) const NEWCOMER_WAIT: Duration = Duration::from_secs(2);
+
+/// The worker that ended first with 0.
+#[derive(Clone, Debug)]
+pub(super) struct Finished {
+    pub(super) at: Time,
+    /// Name of the worker in messages to the user.
+    pub(super) name: String,
+    /// Whether the user was informed.
+    pub(super) is_announced: bool,
+    /// Set if fewer than --min-np workers have continued: their number.
+    pub(super) went_on: Option<usize>,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WorkerPhase {

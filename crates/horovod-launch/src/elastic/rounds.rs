@@ -2,16 +2,11 @@
 //! their limit.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use super::assignment;
-use super::driver::{Driver, WorkerPhase, WorkerProcess};
+use super::driver::{Driver, NEWCOMER_WAIT, WorkerPhase, WorkerProcess};
 use super::events::{Action, Time, WorkerId};
 use super::hosts::Agent;
-
-/// How long a newcomer waits before it is announced to the members, while other workers are about to join the waiting
-/// set.
-pub(super) const NEWCOMER_WAIT: Duration = Duration::from_secs(2);
 
 /// Kinds of announced changes, with the numbers that workers expect.
 const REMOVED: u8 = 1;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::driver::{Driver, Failed, WorkerPhase, WorkerProcess};
+use super::driver::{Driver, Failed, Finished, WorkerPhase, WorkerProcess};
 use super::events::{Ending, TOO_FEW, Time, WorkerId};
 use super::hosts::Host;
 
@@ -11,18 +11,6 @@ const NEWS_INTERVAL: Duration = Duration::from_secs(10);
 /// Workers that are done usually end within this time of each other. A worker that still runs later continues without
 /// the first.
 const TOGETHER: Duration = Duration::from_secs(5);
-
-/// The worker that ended first with 0.
-#[derive(Clone, Debug)]
-pub(super) struct Finished {
-    at: Time,
-    /// Name of the worker in messages to the user.
-    name: String,
-    /// Whether the user was informed.
-    is_announced: bool,
-    /// Set if fewer than --min-np workers have continued: their number.
-    went_on: Option<usize>,
-}
 
 impl Driver {
     /// Returns when the next message to the user is due.

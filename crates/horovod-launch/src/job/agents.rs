@@ -4,12 +4,12 @@ use std::path::Path;
 use std::time::Instant;
 
 use super::{Job, has_rank};
-use crate::args::Options;
+use crate::endings::terminate_timeout_of;
 use crate::events::Event;
 use crate::frames::{FromAgent, JobSpec, RankSpec, Stop, ToAgent, Variables};
-use crate::launch::terminate_timeout_of;
 use crate::link::HostStage;
-use crate::mpi::Starter;
+use crate::options::Options;
+use crate::options::Starter;
 use crate::rendezvous::Rendezvous;
 use crate::report::Cause;
 use crate::{dialed, environment, remote, threads};

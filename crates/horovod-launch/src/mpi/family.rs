@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use super::started::Started;
 use super::words;
-use super::{Started, Starter};
-use crate::args::Options;
 use crate::frames::ExitStatus;
 use crate::hosts::Host;
-use crate::launch::LaunchError;
+use crate::launch_error::LaunchError;
+use crate::options::{Options, Starter};
 use crate::report::Cause;
 use crate::{agent, dialing, environment};
 

@@ -4,29 +4,10 @@ use std::ffi::OsStr;
 
 use horovod_settings as settings;
 
+use super::given::{ElasticOptions, text};
 use super::{Action, OptionSpec, Options, Wrong, at_least_zero, option, too_large, whole};
-use crate::args::text;
 
 const ELASTIC: &str = "elastic jobs (with --min-np or --host-discovery-script)";
-
-/// Options of the command line for changing members.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ElasticOptions {
-    /// Shell command that prints the hosts there are now.
-    pub script: Option<String>,
-    /// Processes needed to go on.
-    pub min_np: Option<u32>,
-    /// Most processes.
-    pub max_np: Option<u32>,
-    /// Slots of a host that the script names without a number.
-    pub slots_per_host: Option<u32>,
-    /// Seconds to wait for enough processes.
-    pub timeout: Option<u32>,
-    /// Most changes of the members.
-    pub reset_limit: Option<u32>,
-    /// Seconds for which a failed host is left alone: the first time, and at most.
-    pub cooldown: Option<(u32, u32)>,
-}
 
 impl ElasticOptions {
     /// Whether the job is elastic.

@@ -2,12 +2,12 @@
 
 use std::ffi::OsStr;
 
+use super::given::{Shell, Starter, Wanted, text};
 use super::{
     Action, Form, OptionSpec, Options, Wrong, at_least_zero, not_whole, option, too_large, whole,
 };
-use crate::args::{Shell, Wanted, text};
+
 use crate::hosts::without_last_comma;
-use crate::mpi::Starter;
 use crate::trace::parse_time;
 use horovod_doctor::Form as DoctorForm;
 use horovod_settings as settings;

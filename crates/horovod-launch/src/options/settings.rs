@@ -2,8 +2,8 @@
 
 use horovod_settings::{self as settings, Declared};
 
+use super::given::text;
 use super::{Action, Form, OptionSpec, Written, Wrong, option, whole};
-use crate::args::text;
 
 const TUNING: &str = "settings of the ranks";
 

@@ -97,13 +97,13 @@ pub(crate) extern "C" fn horovod_size() -> i32 {
 /// Number of this process among those of its host; -1 without a job.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn horovod_local_rank() -> i32 {
-    query(|engine| engine.config().local_rank as usize)
+    query(|engine| engine.config().ranks.local_rank as usize)
 }
 
 /// Ranks on this host; -1 without a job.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn horovod_local_size() -> i32 {
-    query(|engine| engine.config().local_size as usize)
+    query(|engine| engine.config().ranks.local_size as usize)
 }
 
 /// Ranks of a process set; -1 without a job or such a set.

@@ -7,7 +7,7 @@ use horovod_transport::rendezvous::RankAssignment;
 
 use super::process::{Process, ProcessStage};
 use super::script::{Model, TrainingState};
-use super::world::{HEARTBEAT_TIMEOUT, Happening, SECOND, World};
+use super::{HEARTBEAT_TIMEOUT, Happening, SECOND, World};
 use crate::trace::Digest;
 
 /// How long a newcomer may wait before all members know of it.

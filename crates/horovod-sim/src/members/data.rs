@@ -7,7 +7,7 @@ use std::rc::Rc;
 use horovod_launch::elastic::WorkerId;
 use horovod_protocol::{Op, Rank, ReduceOp, Tree};
 
-use super::world::{Happening, World};
+use super::{Happening, World};
 use crate::trace::Digest;
 
 /// Numbers by the name of the request they belong to.

@@ -13,7 +13,7 @@ use horovod_protocol::{
 
 use super::links::{LinkId, Message, Route};
 use super::process::{ProcessStage, Roster};
-use super::world::{Happening, MS, World};
+use super::{Happening, MS, World};
 use crate::trace::Digest;
 
 /// How long the launcher may take to say why a peer is lost.

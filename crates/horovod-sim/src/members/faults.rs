@@ -3,7 +3,7 @@
 use horovod_launch::elastic::WorkerId;
 
 use super::links::{LinkId, Message};
-use super::world::{HEARTBEAT_TIMEOUT, Happening, MS, SECOND, TCP_TIMEOUT, World};
+use super::{HEARTBEAT_TIMEOUT, Happening, MS, SECOND, TCP_TIMEOUT, World};
 
 /// Directions, seen from a host, in which nothing passes.
 struct Directions {

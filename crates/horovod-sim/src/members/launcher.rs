@@ -8,7 +8,7 @@ use horovod_transport::rendezvous::{RankAssignment, ServerEvent};
 use horovod_transport::testing::Done;
 
 use super::links::{LinkId, Message, Route};
-use super::world::{Happening, MS, SECOND, World};
+use super::{Happening, MS, SECOND, World};
 
 /// The launcher's order to the rendezvous, which has a thread of its own.
 #[derive(Debug)]

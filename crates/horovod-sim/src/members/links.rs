@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use horovod_launch::elastic::WorkerId;
 
-use super::world::{Happening, World};
+use super::{Happening, World};
 
 /// A host, or the launcher's own, which nothing happens to.
 pub(super) type LinkPlace = Option<usize>;
@@ -110,7 +110,7 @@ impl World {
         {
             // The receiver is not as far yet.
             link.queue.push_front(message);
-            self.after(super::world::MS, Happening::Deliver(id));
+            self.after(super::MS, Happening::Deliver(id));
         }
     }
 

@@ -9,7 +9,7 @@ use horovod_transport::testing::{ServerMessage, WorkerMessage};
 use super::engine::Engine;
 use super::links::{LinkId, Message, Route};
 use super::script::Script;
-use super::world::{Happening, MS, SECOND, TIMEOUT, World};
+use super::{Happening, MS, SECOND, TIMEOUT, World};
 
 /// Attempts that may fail before a process gives up.
 const FAILED_MAX: u32 = 3;

@@ -10,7 +10,7 @@ use horovod_protocol::{
 use horovod_transport::testing::WorkerMessage;
 
 use super::links::Message;
-use super::world::{MS, World};
+use super::{MS, World};
 
 /// Gradients of a step.
 const GRADIENTS: u64 = 3;

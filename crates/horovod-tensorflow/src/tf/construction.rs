@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 use super::functions::TfConstruction;
 use super::status::{Failure, Status};
-use crate::load::tf;
+use crate::found::tf;
 
 /// `TF_OpKernelConstruction`, during the call that makes a kernel.
 #[derive(Clone, Copy, Debug)]

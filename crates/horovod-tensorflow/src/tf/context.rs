@@ -6,7 +6,7 @@ use super::functions::TfContext;
 use super::status::{Code, Failure, Status};
 use super::tensor::Tensor;
 use crate::dtypes::Dtype;
-use crate::load::tf;
+use crate::found::tf;
 
 /// `TF_OpKernelContext`; TensorFlow keeps it until the run's `done` is called.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use super::functions::{TfShapeContext, TfShapeHandle};
 use super::status::{Failure, Status};
-use crate::load::tf;
+use crate::found::tf;
 
 /// `TF_ShapeInferenceContext`, during the call of a shape function.
 #[derive(Clone, Copy, Debug)]

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 
 use super::functions::TfStatus;
-use crate::load::tf;
+use crate::found::tf;
 use crate::loaded_objects::text;
 
 /// The codes that are used here, as `tf.errors` has them.

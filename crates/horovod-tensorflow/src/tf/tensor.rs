@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use super::functions::TfTensor;
-use crate::load::tf;
+use crate::found::tf;
 
 /// A handle; the buffer lives as long as any handle on it.
 #[derive(Debug)]

@@ -9,8 +9,9 @@ use crate::{
     Arena, Congestion, Control, Data, Topology, Waiter,
     control::{Detector, Peer},
     link::{Link, PeerName},
+    platform::Source,
     platform::{self, data_socket, fd::Fd, net, region::Region},
-    poller::{Poller, Source},
+    poller::Poller,
     rendezvous::{Client, RankAssignment},
     shm::{arena::RankNotifier, link::ShmLink},
     tcp::{

@@ -9,6 +9,7 @@ use horovod_settings as settings;
 use rustix::io::Errno;
 
 use crate::JobKey;
+use crate::congestion::Congestion;
 use crate::ports::Ports;
 
 /// Maximum number of TCP data connections between two ranks.
@@ -29,29 +30,6 @@ pub struct RendezvousPlace {
 /// Default of [`MeshConfig::heartbeat`]: much longer than the delays of a loaded machine or of a busy local network.
 pub const HEARTBEAT: Duration =
     Duration::from_secs(settings::HEARTBEAT_TIMEOUT_SECONDS.kind.default as u64);
-
-/// Congestion control of the data that this rank sends over TCP.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Congestion {
-    /// The system's choice, but cubic instead of bbr on short paths (docs/algorithms.md).
-    #[default]
-    Auto,
-    /// The system's choice.
-    System,
-    /// The algorithm of this name (`net.ipv4.tcp_allowed_congestion_control`).
-    Named(String),
-}
-
-impl Congestion {
-    /// Parses `auto`, `system` or a name.
-    pub fn from_setting(text: &str) -> Self {
-        match text.trim().to_ascii_lowercase().as_str() {
-            "auto" => Self::Auto,
-            "system" => Self::System,
-            name => Self::Named(name.into()),
-        }
-    }
-}
 
 type Find = dyn Fn() -> Result<RendezvousPlace, String> + Send + Sync;
 

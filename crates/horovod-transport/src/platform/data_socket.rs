@@ -9,7 +9,7 @@ use std::{
 use rustix::net::{AddressFamily, sockopt};
 
 use super::{fd::Fd, net};
-use crate::Congestion;
+use crate::congestion::Congestion;
 
 /// A round trip from which on the send buffer is what limits a connection.
 const DELAYED_FROM: Duration = Duration::from_millis(4);

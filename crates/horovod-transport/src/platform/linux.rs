@@ -16,8 +16,8 @@ use rustix::{
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
 
+use super::{HANGUP, READABLE, Source, WRITABLE};
 use super::{Mechanisms, fd::Fd};
-use crate::poller::{HANGUP, READABLE, Source, WRITABLE};
 
 pub(crate) const MECHANISMS: Mechanisms = Mechanisms {
     shared_memory: "memfd",

@@ -26,7 +26,7 @@ use portable as system;
 #[cfg(not(target_os = "linux"))]
 pub(crate) mod data_socket {
     use super::fd::Fd;
-    use crate::Congestion;
+    use crate::congestion::Congestion;
 
     pub(crate) fn path_mtu_hint(_: &Fd) -> Option<String> {
         None
@@ -46,9 +46,25 @@ pub(crate) mod data_socket {
     }
 }
 
+use std::sync::Arc;
+
+use fd::Fd;
 pub(crate) use system::{
     Cores, Events, check_shared_file, current_core, notifier, notify, running, shared_file, silence,
 };
+
+/// Reading may bring something (data, the end, or an error).
+pub(crate) const READABLE: u8 = 1;
+/// Writing may bring something forward.
+pub(crate) const WRITABLE: u8 = 2;
+/// The peer closed its side, or the connection failed.
+pub(crate) const HANGUP: u8 = 4;
+
+/// One thing to wait for.
+pub(crate) struct Source {
+    pub(crate) fd: Arc<Fd>,
+    pub(crate) is_notifier: bool,
+}
 
 /// The operating system's mechanisms that this build uses, for reports.
 pub const MECHANISMS: Mechanisms = system::MECHANISMS;

@@ -8,8 +8,8 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::{HANGUP, READABLE, Source, WRITABLE};
 use super::{Mechanisms, fd::Fd};
-use crate::poller::{HANGUP, READABLE, Source, WRITABLE};
 
 pub(crate) const MECHANISMS: Mechanisms = Mechanisms {
     shared_memory: "file",

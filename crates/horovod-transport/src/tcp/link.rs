@@ -9,7 +9,8 @@ use super::stripes::Stripes;
 use crate::{
     link::{Link, LinkError, PeerName},
     platform::data_socket,
-    poller::{HANGUP, Poller, READABLE, WRITABLE},
+    platform::{HANGUP, READABLE, WRITABLE},
+    poller::Poller,
 };
 
 /// After so many bytes received a stream that took nothing more is tried again. The system reports room only
@@ -216,7 +217,7 @@ pub(super) mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     use super::*;
-    use crate::{platform::fd::Fd, poller::Source};
+    use crate::platform::{Source, fd::Fd};
 
     /// Both ends of a connection, each with a poller of its own.
     fn pair() -> [PolledStream; 2] {

@@ -38,10 +38,8 @@ fn on_ranks<T: Send + 'static>(
         let (body, done, together) = (body.clone(), done.clone(), together.clone());
         let device = offer(rank).map(|offer| fabric.device(offer));
         std::thread::spawn(move || {
-            let config = Config {
-                timeline: Some(TimelineSetting::Dynamic),
-                ..Config::solo()
-            };
+            let mut config = Config::solo();
+            config.observers.timeline = Some(TimelineSetting::Dynamic);
             let devices = Vec::from_iter(device);
             let engine = Engine::start_with(config, mesh, devices).expect("starts");
             let result = body(&engine, rank);

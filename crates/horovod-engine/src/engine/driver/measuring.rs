@@ -15,22 +15,19 @@ use crate::engine::relay::OutOfBandMessage;
 /// An operation that some ranks began so long ago is reported with the ranks that have not begun it.
 const HANG_NS: u64 = 2_000_000_000;
 
-/// Memory that is reused from one report to the next.
-#[derive(Default)]
-pub(super) struct Measuring {
-    /// The last message; the next one is built in its memory.
-    message: Vec<u8>,
-}
-
 impl Pump {
     /// Starts the measurement of an execution; returns `None` if the job is not measured.
     pub(super) fn measure_begin(&self) -> Option<MeasuredOperation> {
-        self.shared.metrics.as_ref().map(Metrics::execution)
+        self.shared
+            .observers
+            .metrics
+            .as_ref()
+            .map(Metrics::execution)
     }
 
     /// Counts an execution that has ended without an error.
     pub(super) fn measure_end(&self, execution: &Execution) {
-        let Some(metrics) = &self.shared.metrics else {
+        let Some(metrics) = &self.shared.observers.metrics else {
             return;
         };
         let link = match execution.device {
@@ -47,13 +44,13 @@ impl Pump {
 
     /// Sends the periodic report, if it is time. Returns whether something was sent.
     pub(super) fn send_figures(&mut self, now: Time) -> bool {
-        let metrics = self.shared.metrics.as_ref();
+        let metrics = self.shared.observers.metrics.as_ref();
         metrics.is_some_and(|metrics| metrics.is_due(now.0)) && self.report_figures(Round::Periodic)
     }
 
     /// Sends the last figures before a message after which this rank may receive and send nothing more.
     pub(super) fn send_last_figures(&mut self, message: &ToCoordinator) {
-        if self.shared.metrics.is_some()
+        if self.shared.observers.metrics.is_some()
             && matches!(
                 message.items.last(),
                 Some(Submission::ShutdownAck | Submission::Shutdown(_))
@@ -65,7 +62,7 @@ impl Pump {
 
     /// Adds this rank's figures to the report, without sending it.
     pub(super) fn take_last_figures(&mut self) {
-        let Some(metrics) = self.shared.metrics.clone() else {
+        let Some(metrics) = self.shared.observers.metrics.clone() else {
             return;
         };
         let now = metrics.now();
@@ -99,7 +96,8 @@ impl Pump {
     }
 
     fn pass_on_figures(&mut self, round: Round) -> bool {
-        let (Some(metrics), Some(parent)) = (&self.shared.metrics, self.links.parent()) else {
+        let (Some(metrics), Some(parent)) = (&self.shared.observers.metrics, self.links.parent())
+        else {
             return false;
         };
         let mut message = std::mem::take(&mut self.measuring.message);
@@ -124,7 +122,7 @@ impl Pump {
         }
         // Each rank has its own setting, so a child may measure while this rank does not. This rank then forwards the
         // report.
-        let Some(metrics) = &self.shared.metrics else {
+        let Some(metrics) = &self.shared.observers.metrics else {
             if let Some(parent) = self.links.parent() {
                 self.send_to_parent(parent, received.message);
             }

@@ -46,13 +46,13 @@ impl Node {
             let config = CoordinatorConfig {
                 size: topology.size,
                 generation,
-                fusion_threshold_bytes: config.fusion_threshold,
-                cache_capacity: config.cache_capacity,
-                batch_delay_ns: nanos(config.cycle_time),
-                disable_group_fusion: config.disable_group_fusion,
-                stall: config.stall_check.map(|warning| StallConfig {
+                fusion_threshold_bytes: config.negotiation.fusion_threshold,
+                cache_capacity: config.negotiation.cache_capacity,
+                batch_delay_ns: nanos(config.negotiation.cycle_time),
+                disable_group_fusion: config.negotiation.disable_group_fusion,
+                stall: config.stalls.stall_check.map(|warning| StallConfig {
                     warning_ns: nanos(warning),
-                    shutdown_ns: config.stall_shutdown.map(nanos),
+                    shutdown_ns: config.stalls.stall_shutdown.map(nanos),
                 }),
             };
             return Self::Root(Box::new(Coordinator::with_tree(config, tree)));

@@ -10,7 +10,6 @@ use horovod_protocol::{LossCause, PeerLost, Rank, Time};
 use horovod_transport::{Aborted, ControlEvent, Idle};
 
 use super::links::{ControlPlane, Links};
-use super::measuring::Measuring;
 use super::membership::Membership;
 use super::node::Node;
 use super::on_device::DeviceExecutions;
@@ -28,6 +27,13 @@ const SLEEP_MAX: Duration = Duration::from_secs(1);
 
 /// After so many polls without a sleep the clock is read, to check whether neighbours were silent for too long.
 const POLLS_PER_SILENCE_CHECK: u32 = 64;
+
+/// Memory that is reused from one report to the next.
+#[derive(Default)]
+pub(super) struct Measuring {
+    /// The last message; the next one is built in its memory.
+    pub(super) message: Vec<u8>,
+}
 
 /// The control plane: makes progress while a collective waits for its peers. Each field owns one part of the state. The
 /// methods here and in the other files of the driver need several of these parts.
@@ -105,7 +111,7 @@ impl Pump {
     pub(super) fn new(config: &Config, plane: ControlPlane, shared: Arc<EngineState>) -> Self {
         let topology = &plane.topology;
         let mut node = Node::new(config, topology, &plane.tree);
-        if shared.metrics.is_some() {
+        if shared.observers.metrics.is_some() {
             node.count_lateness();
         }
         Self {
@@ -114,9 +120,9 @@ impl Pump {
             membership: Membership::default(),
             queue: ExecutionQueue::default(),
             on_device: DeviceExecutions::default(),
-            recording: Recording::new(shared.timeline.clone()),
+            recording: Recording::new(shared.observers.timeline.clone()),
             inspection: Inspection::new(config, shared.accelerators.timeout(), topology),
-            replica_check: ReplicaCheck::new(config.consistency.at_start),
+            replica_check: ReplicaCheck::new(config.negotiation.consistency.at_start),
             interruption: Interruption::default(),
             cached_time: CachedTime::default(),
             links: Links::new(plane, shared.now()),

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use horovod_engine::gpu::{RawStream, Ready, Search, set_search};
 use horovod_engine::{Allocated, Allocator, DType, Output, Tensor, TensorMeta};
+use libloading::os::unix::Library;
 
 /// Variable with the settings of the double.
 const SETTINGS: &str = "GPU_DOUBLE";
@@ -55,12 +56,7 @@ pub(crate) fn with_double<F: FnOnce(Double)>(test: &str, settings: &str, body: F
 
 /// A loaded double.
 #[derive(Clone, Copy)]
-pub(crate) struct Double(*mut c_void);
-
-// SAFETY: the handle of a library that is never closed; its functions may be called by any thread.
-unsafe impl Send for Double {}
-// SAFETY: as above.
-unsafe impl Sync for Double {}
+pub(crate) struct Double(&'static Library);
 
 impl Double {
     fn load() -> Self {
@@ -70,23 +66,17 @@ impl Double {
             nccl_library: Some(path.clone()),
             ..Search::default()
         });
-        let name = CString::new(path.to_str().expect("text")).expect("no NUL");
         // SAFETY: a library of ours.
-        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        assert!(!library.is_null(), "{} cannot be loaded", path.display());
-        Self(library)
+        let library = unsafe { Library::new(&path) }.expect("the double is loaded");
+        Self(Box::leak(Box::new(library)))
     }
 
     /// # Safety
     /// The type is the function's.
     unsafe fn function<F: Copy>(self, name: &str) -> F {
-        let name = CString::new(name).expect("no NUL");
-        // SAFETY: a library that is open.
-        let function = unsafe { libc::dlsym(self.0, name.as_ptr()) };
-        assert!(!function.is_null(), "{name:?} is missing");
-        assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
         // SAFETY: the caller's promise.
-        unsafe { std::mem::transmute_copy(&function) }
+        let function = unsafe { self.0.get::<F>(name.as_bytes()) };
+        *function.unwrap_or_else(|why| panic!("{name} is missing: {why}"))
     }
 
     pub(crate) fn stream(self, device: i32) -> RawStream {

@@ -45,7 +45,7 @@ pub(crate) fn on_hosts<T: Send + 'static>(
         let (body, done) = (body.clone(), done.clone());
         let mut own = Config::solo();
         config(&mut own);
-        mesh.heartbeat = mesh.heartbeat.or(own.heartbeat);
+        mesh.heartbeat = mesh.heartbeat.or(own.membership.heartbeat);
         std::thread::spawn(move || {
             let engine = Engine::start(own, mesh).expect("starts");
             let stream = double.stream(rank as i32);

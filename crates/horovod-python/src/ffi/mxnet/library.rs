@@ -1,7 +1,9 @@
 //! MXNet 1.9's C functions, found in the library that Python has loaded, and the arrays and errors they work on.
 
+use std::ffi::OsStr;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::mem::{MaybeUninit, size_of, transmute_copy};
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::os::unix::ffi::OsStrExt;
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 
@@ -9,6 +11,7 @@ use horovod_engine::DType::{
     self, BF16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64,
 };
 use horovod_engine::TensorMeta;
+use libloading::os::unix::{Library as OpenLibrary, RTLD_NOW};
 
 use super::Pending;
 use crate::dlpack::RawTensor;
@@ -82,11 +85,14 @@ static LIBRARY: OnceLock<Library> = OnceLock::new();
 impl Library {
     /// Looks the functions up in the library of this path, which must be loaded already.
     pub(super) fn load(path: &CStr) -> Result<(), String> {
-        // SAFETY: nothing is loaded, and nothing of it runs.
-        let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
-        if library.is_null() {
+        let file = OsStr::from_bytes(path.to_bytes());
+        // SAFETY: with RTLD_NOLOAD nothing is loaded, and none of its code runs.
+        let opened = unsafe { OpenLibrary::open(Some(file), RTLD_NOW | libc::RTLD_NOLOAD) };
+        let Ok(library) = opened else {
             return Err(format!("{path:?} is not loaded; import mxnet first"));
-        }
+        };
+        // It is never closed: its functions may be called until the process ends.
+        let library = &*ManuallyDrop::new(library);
         // SAFETY: these are the declarations of MXNet 1.9's c_api.h and ndarray.h, and of libstdc++.
         let found = unsafe {
             Self {
@@ -121,15 +127,13 @@ impl Library {
     }
 }
 
-unsafe fn symbol<T: Copy>(library: *mut c_void, name: &CStr) -> Result<T, String> {
-    const { assert!(size_of::<T>() == size_of::<*mut c_void>()) };
-    // SAFETY: a handle from dlopen and a C string.
-    let found = unsafe { libc::dlsym(library, name.as_ptr()) };
-    if found.is_null() {
-        return Err(format!("this MXNet has no {name:?}; version 1.9 is needed"));
-    }
-    // SAFETY: a function of the type that the caller names, or None of it.
-    Ok(unsafe { transmute_copy(&found) })
+/// # Safety
+/// `T` is a function pointer of the type that the symbol has, if it is there.
+unsafe fn symbol<T: Copy>(library: &OpenLibrary, name: &CStr) -> Result<T, String> {
+    // SAFETY: the caller's promise. As an `Option` of a pointer it may be null, which it is not as a function.
+    let found = unsafe { library.get::<Option<T>>(name.to_bytes_with_nul()) };
+    let function = found.ok().and_then(|symbol| *symbol);
+    function.ok_or_else(|| format!("this MXNet has no {name:?}; version 1.9 is needed"))
 }
 
 impl OnComplete {

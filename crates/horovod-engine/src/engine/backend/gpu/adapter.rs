@@ -9,7 +9,7 @@ use crate::config::GpuOperations;
 use crate::error::Error;
 use crate::tensor::Tensor;
 
-pub use crate::engine::accelerator::LaunchEnd;
+pub use crate::engine::placement::LaunchEnd;
 
 pub use horovod_gpu::set_search;
 pub use horovod_gpu::{

@@ -31,8 +31,9 @@ use super::{
 };
 use crate::config::{GpuOperations, GpuSettings, JoinAverage};
 use crate::engine::Entry;
-use crate::engine::accelerator::{Accelerator, Placement};
+use crate::engine::accelerator::Accelerator;
 use crate::engine::handles::OpResult;
+use crate::engine::placement::Placement;
 use crate::error::Error;
 use adapter::{EventEnd, Ready, nccl_version};
 use calls::{Translated, Translation, needs_host};

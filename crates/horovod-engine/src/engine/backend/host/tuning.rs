@@ -25,6 +25,7 @@ impl Tuned {
     pub(super) fn new(config: &Config, topology: &Topology) -> Self {
         let tuning = config.algorithms.tuning.clone();
         let settings = config
+            .observers
             .autotune
             .as_ref()
             .filter(|_| topology.rank == Rank(0));
@@ -38,7 +39,7 @@ impl Tuned {
                 acting - tunable.len()
             );
             let begin = in_force(config, &tuning);
-            let cache = config.cache_capacity > 0;
+            let cache = config.negotiation.cache_capacity > 0;
             Box::new(Autotuner::new(settings, begin, &tunable, cache))
         });
         Self {
@@ -108,8 +109,10 @@ impl Tuned {
 /// The values that a job begins with.
 fn in_force(config: &Config, tuning: &Tuning) -> Values {
     Values::new(|parameter| match parameter {
-        Parameter::FusionThreshold => config.fusion_threshold,
-        Parameter::CycleTime => u64::try_from(config.cycle_time.as_micros()).unwrap_or(u64::MAX),
+        Parameter::FusionThreshold => config.negotiation.fusion_threshold,
+        Parameter::CycleTime => {
+            u64::try_from(config.negotiation.cycle_time.as_micros()).unwrap_or(u64::MAX)
+        }
         Parameter::Chunk => tuning.chunk_bytes as u64,
         Parameter::DirectMax => tuning.direct_max_bytes as u64,
         Parameter::ExchangeMax => tuning.exchange_max_bytes as u64,

@@ -5,10 +5,10 @@ use std::ptr::null_mut;
 use std::sync::{Mutex, PoisonError};
 
 use crate::device::Device;
+use crate::device::stream::RawStream;
 use crate::driver::{Driver, Handle, NOT_READY, SUCCESS};
 use crate::error::GpuError;
 use crate::load::check_process;
-use crate::stream::RawStream;
 
 /// `CU_EVENT_BLOCKING_SYNC`: who waits on the host sleeps.
 const BLOCKING_SYNC: c_uint = 1;

@@ -3,11 +3,11 @@
 use std::sync::{Mutex, PoisonError};
 
 use crate::device::Device;
+use crate::device::event::Event;
+use crate::device::memory::PinnedMemory;
+use crate::device::stream::Stream;
 use crate::error::GpuError;
-use crate::event::Event;
 use crate::load::check_process;
-use crate::memory::PinnedMemory;
-use crate::stream::Stream;
 
 /// Reads one number at a time.
 #[derive(Debug)]

@@ -4,9 +4,9 @@ use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
 
 use crate::device::Device;
+use crate::device::stream::Stream;
 use crate::error::{GpuError, MemoryPlace, OUT_OF_MEMORY};
 use crate::load::check_process;
-use crate::stream::Stream;
 
 /// `CU_MEMHOSTALLOC_PORTABLE`: pinned for all contexts.
 const HOST_ALLOC_PORTABLE: u32 = 1;

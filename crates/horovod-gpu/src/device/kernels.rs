@@ -15,11 +15,11 @@ use std::ptr::null_mut;
 use horovod_protocol::DType;
 
 use crate::device::Device;
+use crate::device::stream::Stream;
 use crate::driver::Handle;
 use crate::error::GpuError;
 use crate::hiprtc;
 use crate::load::Stack;
-use crate::stream::Stream;
 
 /// The text that the driver compiles, with the NUL that ends it.
 const PTX: &str = concat!(
