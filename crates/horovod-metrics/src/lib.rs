@@ -6,6 +6,7 @@
 //! An internal part of horovod-rs: programs use the crate `horovod`, and this interface may change in any version.
 #![forbid(unsafe_code)]
 
+mod amounts;
 mod clock;
 mod counters;
 mod figures;
@@ -38,6 +39,7 @@ use horovod_transport::Topology;
 use clock::Activity;
 use sampler::Sampler;
 
+pub use amounts::{counted, in_bytes};
 pub use counters::Counters;
 pub use figures::{
     ByKind, Course, Figure, HOST_FIGURES, HostFigures, RANK_FIGURES, RankFigures, Report, Unit,
@@ -49,7 +51,7 @@ pub use latest_reports::{FoundLateness, Round, is_message};
 pub use publisher::{PublishSettings, Publisher};
 pub use slow::{Cause, Slow};
 pub use snapshot::{HostRow, RankRow, Snapshot};
-pub use summary::{Summary, counted, in_bytes};
+pub use summary::Summary;
 pub use trace::{TRACE_MAX, Tracer};
 
 /// The number of a rendezvous' first generation.

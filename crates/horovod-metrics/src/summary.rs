@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::sync::Arc;
 
+use crate::amounts::{counted, in_bytes};
 use crate::slow::Slow;
 use crate::snapshot::Snapshot;
 
@@ -132,15 +133,6 @@ impl fmt::Display for Summary {
     }
 }
 
-/// A number of things, as a text.
-#[must_use]
-pub fn counted(n: u64, of: &str) -> String {
-    match n {
-        1 => format!("1 {of}"),
-        n => format!("{n} {of}s"),
-    }
-}
-
 /// Rounded, so that the shares of a whole seldom miss 100.
 fn percent(part: u64, of: u64) -> u64 {
     let of = u128::from(of.max(1));
@@ -154,16 +146,6 @@ fn lasting(nanos: u64) -> String {
         0..100 => format!("{:.1} s", nanos as f64 / SECOND_NS as f64),
         100..6000 => format!("{} min {} s", seconds / 60, seconds % 60),
         _ => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
-    }
-}
-
-/// An amount of memory, as a text.
-#[must_use]
-pub fn in_bytes(bytes: u64) -> String {
-    const GIB: u64 = 1 << 30;
-    match bytes {
-        0..GIB => format!("{} MiB", bytes >> 20),
-        _ => format!("{:.1} GiB", bytes as f64 / GIB as f64),
     }
 }
 

@@ -173,7 +173,7 @@ impl fmt::Display for Cause {
                 "the network between the hosts. Computing takes no longer there, but messages come later.",
             ),
             Self::Memory(available, memory, swapped) => {
-                let of_memory = [available, memory, swapped].map(crate::in_bytes);
+                let of_memory = [available, memory, swapped].map(crate::amounts::in_bytes);
                 let [available, memory, swapped] = of_memory;
                 write!(f, "memory. The host has {available} of {memory} available, and moved {swapped} into swap.")
             }
