@@ -1,4 +1,4 @@
-"""The page of a job in a browser. `HVD_TEST_PICTURES=docs/pictures` renews the picture of the documentation."""
+"""The page of a job in a browser. `HVD_TEST_PICTURES=docs` renews the picture of the documentation."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_picture_of_a_job_with_a_slow_rank(served: str) -> None:
             assert picture.startswith(PNG)
             colours.append(page.value("getComputedStyle(document.body).backgroundColor"))
         assert colours == ["rgb(20, 23, 26)", "rgb(255, 255, 255)"]
-        browser.save("page.png", picture)
+        browser.save("watching-page.png", picture)
 
 
 @pytest.mark.parametrize("served", [(256, 100)], indirect=True)

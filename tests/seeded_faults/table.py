@@ -499,8 +499,8 @@ FAULTS = (
     Fault(
         "a-waiting-rank-is-blamed",
         "crates/horovod-metrics/src/slow/judge.rs",
-        "awaited.min(lost - self.waiting(change)?)",
-        "awaited",
+        "awaited()?.min(lost - waiting)",
+        "awaited()?",
         "a rank that itself waits as much as the others is named as slow",
         Rust("horovod-metrics", ("balanced_jobs_name_no_rank",)),
     ),
