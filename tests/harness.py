@@ -47,7 +47,7 @@ NOT_HANDED_DOWN = (
     *("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
     *("PBS_", "LSB_", "PE_HOSTFILE", "OAR_", "SGE_", "SM_CURRENT_HOST"),
     # JAX sets these in the process of the tests, once one of them has imported it.
-    *("TF_CPP_MIN_LOG_LEVEL", "TPU_SKIP_MDS_QUERY"),
+    *("TF_CPP_MIN_LOG_LEVEL", "TPU_SKIP_MDS_QUERY", "TF2_BEHAVIOR"),
 )
 
 # Variables of jobs whose ranks are forked (tests/rank_site/forked_ranks.py): the server's socket, and the file that has
@@ -374,8 +374,10 @@ def forks() -> Iterator[None]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=[listener.fileno()],
-            env=_usual_environment(),
+            env=_usual_environment() | {"HOME": folder},
             cwd=folder,
+            # Ctrl-C interrupts the tests, which then end their jobs.
+            start_new_session=True,
         )
     os.environ[FORKS] = path
     try:

@@ -2,9 +2,10 @@
 
 A rank of a job with `forked=True` (tests/harness.py) starts as usual. Then `sitecustomize` calls `run_in_a_fork`, which
 sends its arguments, variables, folder and standard streams to a server: `python forked_ranks.py LISTENER`. For each set
-of frameworks and of their settings the server has one process that has imported them. That process forks, and its child
-runs the rank's program. The process that the launcher has started passes signals on, and ends as the child ends. The
-child is killed if it ends first. A rank with anything unusual runs its program itself.
+of frameworks and of their settings the server has one process that has imported them. That process forks a watcher,
+which forks the rank. The process that the launcher has started passes signals on, and ends as the rank ends. If it ends
+first, the watcher kills the rank. A rank with options of Python, other variables or no framework runs its program
+itself.
 """
 
 import atexit
@@ -25,13 +26,14 @@ import sys
 import tempfile
 import types
 
-# The frameworks that a program imports, each also as the adapter for it.
+# Matches `import torch` and `import horovod.torch`.
 _IMPORTS = re.compile(
     r"^(?:import|from) (?:horovod\.)?(tensorflow|torch|keras|jax)\b", re.MULTILINE
 )
-# A program that sets one of their variables before it imports them.
+# Matches an assignment to a variable that a framework reads while it is imported.
 _SETS = re.compile(r"environ(\.setdefault)?\W+((?:JAX|KERAS|TF|XLA)_\w+)")
-# Beginnings of variables that no framework reads while it is imported.
+# Beginnings of variables that no framework reads while it is imported. Keras reads a file in HOME: the server has an
+# empty one.
 _FREE = (
     "CUDA_VISIBLE_DEVICES",
     *("HOROVOD_", "HVD_TEST_", "GPU_DOUBLE", "HOME", "TMPDIR", "PWD", "PYTHONDONTWRITEBYTECODE"),
@@ -78,10 +80,12 @@ def run_in_a_fork():
                 server.send(bytes([number]))
 
         usual = {number: signal.signal(number, forward) for number in _FORWARDED}
-        if _begins(server, path, {"frameworks": frameworks, "words": words}):
-            _end_as(server)
-    for number, handler in usual.items():
-        signal.signal(number, handler)
+        try:
+            if _begins(server, path, {"frameworks": frameworks, "words": words}):
+                _end_as(server)
+        finally:
+            for number, handler in usual.items():
+                signal.signal(number, handler)
     for number in received:
         os.kill(os.getpid(), number)
 
@@ -100,7 +104,7 @@ def _frameworks(words):
 
 
 def _begins(server, path, request):
-    """Whether a forked process runs the program."""
+    """Whether a forked process runs the program. A server that cannot be reached runs none."""
     os.umask(umask := os.umask(0))
     request |= {
         "executable": sys.executable,
@@ -111,10 +115,19 @@ def _begins(server, path, request):
     }
     with contextlib.ExitStack() as opened:
         files = [opened.enter_context(open(f"/proc/self/ns/{name}")) for name in _NAMESPACES]
-        server.connect(path)
         fds = [0, 1, 2, *(file.fileno() for file in files)]
-        socket.send_fds(server, [json.dumps(request).encode()], fds)
-        return server.recv(_MESSAGE_BYTES_MAX) == _BEGUN
+        # The request is the first message: a signal that comes before it is forwarded after it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+        try:
+            server.connect(path)
+            socket.send_fds(server, [json.dumps(request).encode()], fds)
+        except OSError:
+            return False
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+        with contextlib.suppress(OSError):
+            return server.recv(_MESSAGE_BYTES_MAX) == _BEGUN
+    return False
 
 
 def _end_as(server):
@@ -143,7 +156,10 @@ def share_requests_out(listener):
         rank, _ = listener.accept()
         message, fds, *_ = socket.recv_fds(rank, _MESSAGE_BYTES_MAX, 3 + len(_NAMESPACES))
         fds = [rank.detach(), *fds]
-        request = json.loads(message or "{}")
+        try:
+            request = json.loads(message)
+        except ValueError:  # the rank has ended before it sent its request
+            request = {}
         if key := _key(request):
             process = processes.pop(key, None)
             if process is None:
@@ -236,8 +252,14 @@ def _fork_ranks(request, channel):
 def _watch(pid, connection, variables):
     """Pass signals on to a rank and tell how it ended; kill it if nobody is there to be told."""
     end = os.pidfd_open(pid)
-    while end not in select.select([connection, end], [], [])[0]:
-        for number in os.read(connection, 64) or [signal.SIGKILL]:
+    sources = [connection, end]
+    while end not in select.select(sources, [], [])[0]:
+        numbers = b""
+        with contextlib.suppress(ConnectionResetError):
+            numbers = os.read(connection, 64)
+        if not numbers:
+            numbers, sources = [signal.SIGKILL], [end]
+        for number in numbers:
             try:
                 os.killpg(pid, number)
             except ProcessLookupError:  # it has no group yet
@@ -282,7 +304,7 @@ def run(request, fds):
 
 
 def _keep(names):
-    """The last function at exit: the interpreter shall not take these modules apart, for the same reason."""
+    """The last function at exit: the interpreter does not take these modules apart, because that copies memory."""
     kept = [sys.modules.pop(name) for name in names if name in sys.modules]
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
@@ -302,6 +324,7 @@ def _set_variables(variables):
 
 
 def _forget_what_processes_do_not_share():
+    # The seed of hashes stays: forked ranks walk a set of strings in one order, started ranks in several.
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     tempfile.tempdir = None

@@ -37,7 +37,8 @@ given = {
     "state": [line for line in open("/proc/self/status") if line.startswith(("SigBlk", "Uid", "Gid", "Threads"))],
     "main": [sys.modules["__main__"].__dict__ is globals(), sorted(globals())],
 }
-line = json.dumps([given, [random.random(), numpy.random.random(), os.getpid()], os.stat("/dev/shm").st_ino])
+is_forked = b"forked_ranks.py" in open("/proc/self/cmdline", "rb").read()
+line = json.dumps([given, [random.random(), numpy.random.random(), os.getpid()], is_forked, os.stat("/dev/shm").st_ino])
 os.write(1, f"given {line}\\n".encode())
 """
 
@@ -55,7 +56,8 @@ def test_is_given_what_a_started_rank_is_given(script, jobs) -> None:
         assert len(lines) == 2, job.report()
         assert lines[0][0] == lines[1][0]
         given[forked] = lines[0][0]
-        own |= {value for _, values, _ in lines for value in values}
+        own |= {value for _, values, *_ in lines for value in values}
+        assert [is_forked for *_, is_forked, _ in lines] == [forked, forked]
         if job.sees_shared_memory():
             assert {shm for *_, shm in lines} == {job.shm.stat().st_ino}
     for name, value in given[False].items():
@@ -137,6 +139,13 @@ def test_its_end_is_the_end_of_the_rank(end: str, code: int, script, jobs) -> No
         *range(10000)
     ]
     assert ("RuntimeError: bad luck" in job.stderr) == ("bad luck" in end)
+
+
+@pytest.mark.parametrize("framework", ["jax", "keras", "tensorflow"])
+def test_each_framework_can_be_imported_before_the_fork(framework: str, script, jobs) -> None:
+    shows = "import os\nos.write(1, open('/proc/self/cmdline', 'rb').read() + b'\\n')\n"
+    job = jobs(harness.python(1, script(f'"""\nimport {framework}\n"""\n{shows}'), forked=True))
+    assert "forked_ranks.py" in job.succeed().stdout, job.report()
 
 
 def test_its_processor_time_is_counted(script, jobs) -> None:

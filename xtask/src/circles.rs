@@ -1,7 +1,9 @@
-//! The check of imports between the modules of a crate: a circle has three files at most.
+//! The check of imports between the modules of a crate: a circle has three modules at most.
 //!
 //! A module may use those above it (`super`, the crate's root), because it is a part of them: such a use does not count.
-//! A use of a name that another module only re-exports counts as a use of the module that the name is from.
+//! A use of a name that another module re-exports counts as a use of the module that the name is from. Some uses are not
+//! found: a name that its module re-exports and also uses, a path that begins with an imported module, a private import
+//! that a child uses, a re-export under another name or by a glob.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
