@@ -98,7 +98,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtestloop(session: pytest.Session) -> Iterator[None]:
     if _is_rank() or session.config.option.collectonly:
         return (yield)
-    with harness.forks():
+    with harness.fork_server():
         return (yield)
 
 

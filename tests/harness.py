@@ -359,7 +359,7 @@ def python(
 
 
 @contextlib.contextmanager
-def forks() -> Iterator[None]:
+def fork_server() -> Iterator[None]:
     """The server that ranks of jobs with `forked=True` are forked from, for jobs of this process and its children."""
     # No TemporaryDirectory: each child would remove it at exit.
     folder = tempfile.mkdtemp(prefix="hvd-forks-")

@@ -180,7 +180,7 @@ found = np.zeros(1, np.float32)
 while not found[0]:
     if rank == 1:
         with hvd.phase("data"):
-            time.sleep(0.2)
+            time.sleep(0.2)  # a slow loader
     slow = hvd.stats()["slow"] if rank == 0 else None
     if slow is not None:
         print("SLOW", json.dumps(slow), flush=True)

@@ -34,14 +34,14 @@ _IMPORTS = re.compile(
 _SETS = re.compile(r"environ(\.setdefault)?\W+((?:JAX|KERAS|TF|XLA)_\w+)")
 # Beginnings of variables that no framework reads while it is imported. Keras reads a file in HOME: the server has an
 # empty one.
-_FREE = (
+_NOT_READ_AT_IMPORT = (
     "CUDA_VISIBLE_DEVICES",
     *("HOROVOD_", "HVD_TEST_", "GPU_DOUBLE", "HOME", "TMPDIR", "PWD", "PYTHONDONTWRITEBYTECODE"),
     *("RAYON_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"),
 )
 # Beginnings of those that a framework reads. Ranks that differ in these are forked from different processes. Any other
 # difference is unusual: TF_USE_LEGACY_KERAS has TensorFlow start a thread while it is imported.
-_READ = {
+_READ_AT_IMPORT = {
     "torch": (),
     "jax": ("JAX_", "TF_CPP_MIN_LOG_LEVEL", "XLA_FLAGS"),
     "tensorflow": ("KERAS_BACKEND", "TF_CPP_MIN_LOG_LEVEL", "XLA_FLAGS"),
@@ -54,8 +54,8 @@ _MESSAGE_BYTES_MAX = 1 << 17
 # Each of these processes has some hundred megabytes.
 _FRAMEWORKS_MAX = 6
 # The last variable of the server. In a forked rank its place has the rank's variables, so that `/proc` shows them.
-_ROOM = "HVD_TEST_ROOM"
-_ROOM_BYTES = 1 << 16
+_ENVIRON_ROOM = "HVD_TEST_ROOM"
+_ENVIRON_ROOM_BYTES = 1 << 16
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 
@@ -81,8 +81,8 @@ def run_in_a_fork():
 
         usual = {number: signal.signal(number, forward) for number in _FORWARDED}
         try:
-            if _begins(server, path, {"frameworks": frameworks, "words": words}):
-                _end_as(server)
+            if _request_fork(server, path, {"frameworks": frameworks, "words": words}):
+                _end_like_rank(server)
         finally:
             for number, handler in usual.items():
                 signal.signal(number, handler)
@@ -103,9 +103,10 @@ def _frameworks(words):
     return sorted({name for text in texts for name in _IMPORTS.findall(text)})
 
 
-def _begins(server, path, request):
+def _request_fork(server, path, request):
     """Whether a forked process runs the program. A server that cannot be reached runs none."""
-    os.umask(umask := os.umask(0))
+    umask = os.umask(0)
+    os.umask(umask)
     request |= {
         "executable": sys.executable,
         "folder": os.getcwd(),
@@ -130,7 +131,7 @@ def _begins(server, path, request):
     return False
 
 
-def _end_as(server):
+def _end_like_rank(server):
     status = b""
     with contextlib.suppress(OSError):
         status = server.recv(_MESSAGE_BYTES_MAX)
@@ -149,7 +150,7 @@ def _end_as(server):
 # -- in the server
 
 
-def share_requests_out(listener):
+def dispatch_requests(listener):
     """Pass each request to a process with its frameworks until standard input ends. Return in forked ranks alone."""
     processes = {}
     while 0 not in select.select([listener, 0], [], [])[0]:
@@ -160,7 +161,7 @@ def share_requests_out(listener):
             request = json.loads(message)
         except ValueError:  # the rank has ended before it sent its request
             request = {}
-        if key := _key(request):
+        if key := _key_of_process(request):
             process = processes.pop(key, None)
             if process is None:
                 if len(processes) == _FRAMEWORKS_MAX:
@@ -185,22 +186,24 @@ def share_requests_out(listener):
     os._exit(0)
 
 
-def _key(request):
+def _key_of_process(request):
     """Says which process a rank is forked from; empty if from none."""
     if request.get("executable") != sys.executable:
         return ""
     frameworks, settings = request["frameworks"], _differing(request)
-    if not all(name.startswith(sum(_READ.values(), ())) for name in settings):
+    if not all(name.startswith(sum(_READ_AT_IMPORT.values(), ())) for name in settings):
         return ""
-    read = sum((_READ[framework] for framework in frameworks), ())
+    read = sum((_READ_AT_IMPORT[framework] for framework in frameworks), ())
     return json.dumps([frameworks, {k: v for k, v in settings.items() if k.startswith(read)}])
 
 
 def _differing(request):
     """The rank's variables that are not the server's."""
     variables = request["variables"]
-    names = sorted({*os.environ, *variables} - {_ROOM})
-    wanted = {name: variables.get(name) for name in names if not name.startswith(_FREE)}
+    names = sorted({*os.environ, *variables} - {_ENVIRON_ROOM})
+    wanted = {
+        name: variables.get(name) for name in names if not name.startswith(_NOT_READ_AT_IMPORT)
+    }
     return {name: value for name, value in wanted.items() if value != os.environ.get(name)}
 
 
@@ -212,7 +215,7 @@ def _fork_ranks(request, channel):
         if value is not None:
             os.environ[name] = value
     earlier, imported, variables = set(sys.modules), [], dict(os.environ)
-    atexit.register(_keep, imported)
+    atexit.register(_keep_modules, imported)
     for name in request["frameworks"]:
         importlib.import_module(name)
     imported.extend(name for name in sys.modules if name not in earlier)
@@ -303,7 +306,7 @@ def run(request, fds):
     _run_program(request["words"])
 
 
-def _keep(names):
+def _keep_modules(names):
     """The last function at exit: the interpreter does not take these modules apart, because that copies memory."""
     kept = [sys.modules.pop(name) for name in names if name in sys.modules]
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
@@ -315,11 +318,11 @@ def _set_variables(variables):
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in variables
     fields = open("/proc/self/stat").read().rpartition(")")[2].split()  # noqa: SIM115
     begin, end = int(fields[47]), int(fields[48])
-    begin += ctypes.string_at(begin, end - begin).rindex(f"{_ROOM}=".encode())
+    begin += ctypes.string_at(begin, end - begin).rindex(f"{_ENVIRON_ROOM}=".encode())
     text = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in variables.items())
-    text += f"{_ROOM}=".encode()
+    text += f"{_ENVIRON_ROOM}=".encode()
     if begin + len(text) >= end:
-        raise OSError(f"more than {_ROOM_BYTES} bytes of variables")
+        raise OSError(f"more than {_ENVIRON_ROOM_BYTES} bytes of variables")
     ctypes.memmove(begin, text, len(text))
 
 
@@ -360,8 +363,8 @@ def _die_with_parent():
 
 
 if __name__ == "__main__":
-    if _ROOM not in os.environ:
+    if _ENVIRON_ROOM not in os.environ:
         # The last variable, for a dictionary keeps its order.
-        with_room = {**os.environ, _ROOM: "." * _ROOM_BYTES}
+        with_room = {**os.environ, _ENVIRON_ROOM: "." * _ENVIRON_ROOM_BYTES}
         os.execve(sys.executable, sys.orig_argv, with_room)
-    run(*share_requests_out(socket.socket(fileno=int(sys.argv[1]))))
+    run(*dispatch_requests(socket.socket(fileno=int(sys.argv[1]))))

@@ -1,4 +1,4 @@
-"""`horovod.h` declares the structures and functions once. Rust and Python write them again, and this compares."""
+"""`horovod.h` declares structures, functions and codes. Rust and Python repeat them; these tests compare the copies."""
 
 from __future__ import annotations
 
@@ -165,19 +165,36 @@ def test_functions_are_those_of_the_header() -> None:
         assert of_header[f"horovod_{name}"] == types, name
 
 
+STATUS = {"OK", "INVALID", "NOT_INITIALIZED", "STALLED", "REPLICAS_DIFFER"}
+
+
 @pytest.mark.parametrize(
-    "text", [core(), TENSORFLOW.read_text(encoding="utf-8")], ids=["core", "tensorflow"]
+    ("text", "pattern", "names"),
+    [
+        (
+            core(),
+            r"const (?:HOROVOD_)?([A-Z_]+): (?:i32|u32|u8) = (\d+);",
+            {"ABI_VERSION", "INTERNAL", "BARRIER", "JOIN"} | STATUS,
+        ),
+        (
+            TENSORFLOW.read_text(encoding="utf-8"),
+            r"const ([A-Z_]+): (?:i32|u32) = (\d+);",
+            {"ABI_VERSION"} | STATUS,
+        ),
+        (
+            TENSORFLOW.with_name("operations.rs").read_text(encoding="utf-8"),
+            r"\b([A-Z]\w+) = (\d+),",
+            {"ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER", "JOIN"},
+        ),
+    ],
+    ids=["core", "tensorflow", "operations of tensorflow"],
 )
-def test_numbers_are_those_of_the_header(text: str) -> None:
-    numbers: Mapping[str, str] = dict(re.findall(r"HOROVOD_(\w+) = (\d+)", header()))
-    numbers = {
-        **numbers,
-        "ABI_VERSION": re.findall(r"ABI_VERSION (\d+)", HEADER.read_text(encoding="utf-8"))[0],
-    }
-    found = re.findall(
-        r"const (?:HOROVOD_)?([A-Z_]+): (?:i32|u32|u8) = (\d+);", without_comments(text)
-    )
-    known = [(name, number) for name, number in found if name in numbers]
-    assert len(known) >= 5
-    for name, number in known:
-        assert numbers[name] == number, name
+def test_codes_are_those_of_the_header(text: str, pattern: str, names: set[str]) -> None:
+    """Status codes and operations. Codes of element types and reductions are not compared."""
+    codes: Mapping[str, str] = dict(re.findall(r"HOROVOD_(\w+) = (\d+)", header()))
+    version = re.findall(r"ABI_VERSION (\d+)", HEADER.read_text(encoding="utf-8"))[0]
+    codes = {**codes, "ABI_VERSION": version}
+    found = [(name.upper(), code) for name, code in re.findall(pattern, without_comments(text))]
+    compared = {name: code for name, code in found if name in codes}
+    assert set(compared) == names
+    assert compared == {name: codes[name] for name in names}

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use crate::names::code_of;
 
-/// Files of one circle at most.
-const CIRCLE_FILES_MAX: usize = 3;
+/// Modules of one circle at most.
+const CIRCLE_MODULES_MAX: usize = 3;
 
 /// Names from the crate's root to a module; the root has none.
 type Module = Vec<String>;
@@ -44,13 +44,13 @@ pub(crate) fn check(root: &Path, tracked: &[PathBuf]) -> Vec<String> {
         let circles = circles(&graph(modules)).into_iter();
         circles.map(move |circle| (name, circle))
     });
-    all.filter(|(_, circle)| circle.len() > CIRCLE_FILES_MAX)
+    all.filter(|(_, circle)| circle.len() > CIRCLE_MODULES_MAX)
         .map(|(name, circle)| {
-            let files: Vec<String> = circle.iter().map(|module| module.join("::")).collect();
+            let names: Vec<String> = circle.iter().map(|module| module.join("::")).collect();
             format!(
-                "crates/{name}: {} modules import each other in a circle, more than {CIRCLE_FILES_MAX}: {}",
-                files.len(),
-                files.join(", ")
+                "crates/{name}: {} modules import each other in a circle, more than {CIRCLE_MODULES_MAX}: {}",
+                names.len(),
+                names.join(", ")
             )
         })
         .collect()

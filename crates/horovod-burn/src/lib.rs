@@ -23,14 +23,14 @@
 //! }
 //! ```
 //!
-//! `horovodrun -np 4 target/release/train` runs it on four ranks; alone it is a job of one. `cargo install horovod-launch` gives
-//! `horovodrun`; in a checkout that is `cargo install --path crates/horovod-launch`.
+//! `horovodrun -np 4 target/release/train` runs it on four ranks; alone it is a job of one. In a checkout
+//! `cargo install --path crates/horovod-launch` installs `horovodrun`.
 //!
 //! | to | write |
 //! | --- | --- |
 //! | give each rank its share of the data | rows `hvd.rank()`, `hvd.rank() + hvd.size()`, … and the same number of steps on all ranks |
 //! | step on a rank that has no rows left | `optimizer.step(rate, model, GradientsParams::new())?` |
-//! | average a metric | `hvd.allreduce(&[sum, count], horovod::ReduceOp::Sum)?` |
+//! | average a metric | `hvd.allreduce(&[sum, count], horovod::ReduceOp::Sum)?`, then divide |
 //! | know the norm of the gradients | [`reduce`](DistributedOptimizer::reduce), then [`clip`](DistributedOptimizer::clip) with `f64::INFINITY` |
 //! | write a checkpoint | `model.clone().into_record().save(path)?` and `optimizer.inner().save(path)?` on rank 0 |
 //! | go on from it | load both on rank 0, then [`broadcast_parameters`] and [`broadcast_optimizer_state`] on all |

@@ -34,10 +34,11 @@ use crate::parameters::{agree, line};
 /// # Ok(()) }
 /// ```
 ///
-/// All ranks must have the same parameters, settings of this type, learning rate and inner optimizer, and make their optimizers
-/// in the same order. Each step compares these, but not the inner optimizer and the rates of groups of parameters: if they differ,
-/// the replicas differ without an error. A parameter that the loss of this rank does not use counts as a gradient of zeros, also if no rank uses it. One that needs no
-/// gradient is left out.
+/// All ranks must have the same parameters, settings of this type, learning rate and inner optimizer, and make their
+/// optimizers in the same order. Each [`step`](Self::step) compares parameters, settings, the rate and the optimizer's
+/// number; [`reduce`](Self::reduce) does not know the rate. Inner optimizers and rates of groups of parameters are not
+/// compared: if they differ, the replicas differ without an error. A parameter that the loss of this rank does not use
+/// counts as a gradient of zeros, also if no rank uses it. One that needs no gradient is left out.
 ///
 /// Replicas stay equal bit for bit if they begin so, see [`broadcast_parameters`](crate::broadcast_parameters).
 pub struct DistributedOptimizer {

@@ -23,15 +23,15 @@
 //! }
 //! ```
 //!
-//! `horovodrun -np 4 target/release/train` runs it on four ranks; alone it is a job of one. `cargo install horovod-launch` gives
-//! `horovodrun`; in a checkout that is `cargo install --path crates/horovod-launch`.
+//! `horovodrun -np 4 target/release/train` runs it on four ranks; alone it is a job of one. In a checkout
+//! `cargo install --path crates/horovod-launch` installs `horovodrun`.
 //!
 //! | to | write |
 //! | --- | --- |
 //! | give each rank its share of the data | rows `hvd.rank()`, `hvd.rank() + hvd.size()`, … and the same number of steps on all ranks |
 //! | step on a rank that has no rows left | `optimizer.step(GradStore::default())?` |
 //! | change the learning rate, alike on all ranks | `optimizer.set_learning_rate(rate)` |
-//! | average a metric | `hvd.allreduce(&[sum, count], horovod::ReduceOp::Sum)?` |
+//! | average a metric | `hvd.allreduce(&[sum, count], horovod::ReduceOp::Sum)?`, then divide |
 //! | know the norm of the gradients | [`reduce`](DistributedOptimizer::reduce), then [`clip`](DistributedOptimizer::clip) with `f64::INFINITY` |
 //! | write a checkpoint | `map.save(path)?` on rank 0 |
 //! | go on from it | `map.load(path)?` on rank 0, then [`broadcast_parameters`] on all |

@@ -33,8 +33,9 @@ use crate::parameters::{Parameters, Sorted, agree};
 /// # Ok(()) }
 /// ```
 ///
-/// All ranks must have the same parameters, settings and learning rate, and make their optimizers in the same order. Each
-/// reduction checks that. A parameter that the loss of this rank does not use counts as a gradient of zeros, also if no rank uses it.
+/// All ranks must have the same parameters, settings and learning rate, and make their optimizers in the same order.
+/// Each reduction compares them. A parameter that the loss of this rank does not use counts as a gradient of zeros, also
+/// if no rank uses it.
 ///
 /// Replicas stay equal bit for bit if they begin so, see [`broadcast_parameters`](crate::broadcast_parameters).
 pub struct DistributedOptimizer<O> {

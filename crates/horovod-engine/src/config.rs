@@ -58,10 +58,7 @@ pub const SHM_BYTES_PER_RANK_MAX: usize = settings::SHM_BYTES_PER_RANK.kind.most
 
 /// Settings of one generation, read once at init and passed down.
 #[derive(Clone, Debug)]
-#[expect(
-    missing_docs,
-    reason = "each field is a group of settings, whose type says of what"
-)]
+#[expect(missing_docs, reason = "the type of each field documents its group")]
 pub struct Config {
     pub ranks: RankSettings,
     pub start: StartSettings,
@@ -72,7 +69,7 @@ pub struct Config {
     pub observers: ObserverSettings,
     pub algorithms: Algorithms,
     pub gpu: GpuSettings,
-    /// How many threads libraries use is told by the environment.
+    /// The environment sets the number of threads of numeric libraries.
     pub threads_set: bool,
 }
 

@@ -14,7 +14,7 @@ use crate::hosts::{self, Host, HostSlot, HostsError, Placement};
 use crate::io::{Interest, wait};
 use crate::launch_error::LaunchError;
 use crate::link::{HostLink, HostStage};
-use crate::mpi::started::Started;
+use crate::mpi::launcher::MpiLauncher;
 use crate::options::Options;
 use crate::output::Output;
 use crate::rendezvous::Reach;
@@ -202,7 +202,7 @@ pub(crate) struct Expected<'a> {
     pub(crate) within: Duration,
     pub(crate) order: Order,
     /// A child of this process that starts them.
-    pub(crate) started: Option<&'a mut Started>,
+    pub(crate) started: Option<&'a mut MpiLauncher>,
 }
 
 /// How waiting for agents has ended.

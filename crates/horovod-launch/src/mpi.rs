@@ -4,14 +4,14 @@
 //! key of the agents travels in the environment, never on a command line.
 
 mod family;
-pub(crate) mod started;
+pub(crate) mod launcher;
 mod words;
 
 use horovod_transport::JobKey;
 use rustix::process::Signal;
 
 use self::family::Family;
-use self::started::Started;
+use self::launcher::MpiLauncher;
 use crate::dialed::{self, Expected, Gathered, Order};
 use crate::events::Events;
 use crate::hosts::{self, Host};
@@ -110,7 +110,7 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
         &key.to_hex(),
         &dialed::addresses(&server),
     ));
-    let mut started = Started::start(family.to_string(), command)?;
+    let mut started = MpiLauncher::start(family.to_string(), command)?;
     let expected = Expected {
         size,
         within: start_timeout,

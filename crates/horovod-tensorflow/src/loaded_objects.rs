@@ -31,11 +31,10 @@ impl Library {
     /// # Safety
     /// `F` is the function pointer's type as the library declares it.
     pub(crate) unsafe fn function<F: Copy>(self, name: &CStr) -> Option<F> {
-        // A symbol may be null without an error.
-        self.symbol(name)?;
-        // SAFETY: the caller's promise.
-        let found = unsafe { self.0.get::<F>(name.to_bytes_with_nul()) };
-        found.ok().map(|symbol| *symbol)
+        const { assert!(size_of::<Option<F>>() == size_of::<*mut c_void>()) };
+        // SAFETY: the caller's promise. A symbol may be null, as a function pointer is not.
+        let found = unsafe { self.0.get::<Option<F>>(name.to_bytes_with_nul()) };
+        found.ok().and_then(|symbol| *symbol)
     }
 }
 

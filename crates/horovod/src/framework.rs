@@ -66,8 +66,8 @@ impl Lines {
     }
 }
 
-/// A line for a new optimizer: its number in the order in which this rank makes them. Two optimizers of equal models differ
-/// by it alone, where ranks would otherwise mix their gradients.
+/// A line for a new optimizer: its number in the order in which this rank makes them. Two optimizers of equal models
+/// differ by this line alone, where ranks would otherwise mix their gradients.
 pub fn optimizer_line(hvd: &Communicator) -> String {
     let number = hvd.optimizers.fetch_add(1, Relaxed);
     format!("optimizer\tnumber {number} in the order in which it made them")

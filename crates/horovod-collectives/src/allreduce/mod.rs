@@ -19,12 +19,12 @@ use horovod_kernels::{DefaultMode, Source};
 use horovod_protocol::{DType, ReduceOp, Scale};
 use horovod_transport::Data;
 
+use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::layout::SetLayout;
 use crate::local::{LINE, Local, Pattern, Schedule, Slots, Work};
-use crate::select::{self, Across, AllreduceAlgorithm};
+use crate::select::{self, Across, AllreduceAlgorithm, Tuning};
 use crate::slices::{Piece, Segment, Vector};
-use crate::{context::Ctx, select::Tuning};
 
 pub(crate) use reducer::{GroupPosition, Reducer, alone, reduce_range};
 

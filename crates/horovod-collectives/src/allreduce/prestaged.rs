@@ -7,13 +7,13 @@ use horovod_protocol::OperationTag;
 use horovod_transport::Data;
 
 use super::{GroupPosition, Reducer, Reduction, reduce_range};
+use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::layout::SetLayout;
 use crate::local::Local;
 use crate::scratch::Scratch;
-use crate::select;
+use crate::select::{self, Tuning};
 use crate::slices::{Segment, Vector};
-use crate::{context::Ctx, select::Tuning};
 
 /// Context of [`prestage`]: the fields of [`Ctx`] that exist before the operation starts.
 #[derive(Debug)]

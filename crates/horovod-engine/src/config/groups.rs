@@ -1,4 +1,8 @@
 //! Groups of settings: what a rank knows about itself, the start, members, negotiation, stalls, links and observers.
+#![expect(
+    missing_docs,
+    reason = "each field is the setting of the same name in SETTINGS"
+)]
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,10 +22,6 @@ use crate::error::Error;
 
 /// Which rank this process is, of how many, and where the ranks are.
 #[derive(Clone, Debug)]
-#[expect(
-    missing_docs,
-    reason = "each field is the setting of the same name in SETTINGS"
-)]
 pub struct RankSettings {
     pub rank: u32,
     pub size: u32,
@@ -30,25 +30,21 @@ pub struct RankSettings {
     pub cross_rank: u32,
     pub cross_size: u32,
     pub hostname: String,
-    /// The launcher's ranks that form the job, where the script lists some of them or another order.
+    /// The launcher's ranks that the script lists in `init(comm=[...])`, in its order; `None`: all of them.
     pub listed: Option<Vec<i64>>,
-    /// Local and cross ranks follow from the processes that meet, also where there is a rendezvous.
+    /// Local and cross ranks are computed from the hosts of the connected processes, even with a rendezvous.
     pub places_follow: bool,
 }
 
 /// How the ranks of a job find each other.
 #[derive(Clone, Debug)]
-#[expect(
-    missing_docs,
-    reason = "each field is the setting of the same name in SETTINGS"
-)]
 pub struct StartSettings {
     pub rendezvous: Vec<SocketAddr>,
     pub agent_socket: Option<String>,
     pub job_key: Option<String>,
     /// How to meet without a launcher.
     pub bootstrap: BootstrapSettings,
-    /// The key-value store of that scheduler.
+    /// The key-value store of the scheduler in `started`.
     pub store: Option<horovod_pmi::Found>,
     /// Hint for an error of init, where ranks were given by hand in an element of a job array.
     pub job_array: Option<String>,
@@ -61,10 +57,6 @@ pub struct StartSettings {
 
 /// Changes of members, and how the loss of one is found.
 #[derive(Clone, Debug)]
-#[expect(
-    missing_docs,
-    reason = "each field is the setting of the same name in SETTINGS"
-)]
 pub struct MembershipSettings {
     pub elastic: bool,
     pub worker: u32,
@@ -77,10 +69,6 @@ pub struct MembershipSettings {
 
 /// Rules by which the ranks agree on operations.
 #[derive(Clone, Debug)]
-#[expect(
-    missing_docs,
-    reason = "each field is the setting of the same name in SETTINGS"
-)]
 pub struct NegotiationSettings {
     pub fusion_threshold: u64,
     pub cycle_time: Duration,
@@ -93,25 +81,17 @@ pub struct NegotiationSettings {
 
 /// When a stall is reported, and what it ends.
 #[derive(Clone, Debug)]
-#[expect(
-    missing_docs,
-    reason = "each field is the setting of the same name in SETTINGS"
-)]
 pub struct StallSettings {
-    pub stall_check: Option<Duration>,
-    pub stall_shutdown: Option<Duration>,
+    pub check: Option<Duration>,
+    pub shutdown: Option<Duration>,
     /// `None`: never.
-    pub stall_diagnosis: Option<Duration>,
-    pub stall_report: Option<PathBuf>,
+    pub diagnosis: Option<Duration>,
+    pub report: Option<PathBuf>,
     pub deadlock_error: bool,
 }
 
 /// Shared memory and connections.
 #[derive(Clone, Debug)]
-#[expect(
-    missing_docs,
-    reason = "each field is the setting of the same name in SETTINGS"
-)]
 pub struct LinkSettings {
     pub shm: bool,
     pub shm_bytes_per_rank: usize,
@@ -122,10 +102,6 @@ pub struct LinkSettings {
 
 /// Figures, the timeline and tuning.
 #[derive(Clone, Debug)]
-#[expect(
-    missing_docs,
-    reason = "each field is the setting of the same name in SETTINGS"
-)]
 pub struct ObserverSettings {
     pub metrics: bool,
     pub publish: PublishSettings,
@@ -264,10 +240,10 @@ impl StallSettings {
         let is_stall_checked = !settings::STALL_CHECK_DISABLE.read(env)?;
         let diagnosis = seconds(&settings::STALL_DIAGNOSIS_SECONDS, env)?;
         Ok(Self {
-            stall_check: (is_stall_checked && !stall_warning.is_zero()).then_some(stall_warning),
-            stall_shutdown,
-            stall_diagnosis: (is_stall_checked && !diagnosis.is_zero()).then_some(diagnosis),
-            stall_report: settings::STALL_REPORT.read(env)?.map(PathBuf::from),
+            check: (is_stall_checked && !stall_warning.is_zero()).then_some(stall_warning),
+            shutdown: stall_shutdown,
+            diagnosis: (is_stall_checked && !diagnosis.is_zero()).then_some(diagnosis),
+            report: settings::STALL_REPORT.read(env)?.map(PathBuf::from),
             deadlock_error: settings::DEADLOCK_ERROR.read(env)?,
         })
     }

@@ -34,8 +34,8 @@ fn no_variables_mean_one_process_with_defaults() {
         ),
         (0, 1, 128 << 20, 1024)
     );
-    assert_eq!(c.stalls.stall_check, Some(Duration::from_secs(60)));
-    assert_eq!(c.stalls.stall_shutdown, None);
+    assert_eq!(c.stalls.check, Some(Duration::from_secs(60)));
+    assert_eq!(c.stalls.shutdown, None);
 }
 
 #[test]
@@ -127,9 +127,9 @@ fn ranks_of_a_scheduler_are_its_own() {
 #[test]
 fn a_shutdown_time_below_the_warning_time_is_ignored() {
     let c = read(&[("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "5")]).unwrap();
-    assert_eq!(c.stalls.stall_shutdown, None);
+    assert_eq!(c.stalls.shutdown, None);
     let c = read(&[("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "90")]).unwrap();
-    assert_eq!(c.stalls.stall_shutdown, Some(Duration::from_secs(90)));
+    assert_eq!(c.stalls.shutdown, Some(Duration::from_secs(90)));
 }
 
 #[test]

@@ -97,7 +97,7 @@ impl Inspection {
         topology: &Topology,
     ) -> Self {
         let leads = topology.rank == COORDINATOR && topology.size > 1;
-        let after = config.stalls.stall_diagnosis.filter(|_| leads);
+        let after = config.stalls.diagnosis.filter(|_| leads);
         let after_ms = after.map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX));
         Self {
             me: topology.rank,
@@ -106,8 +106,8 @@ impl Inspection {
             reported_soft: None,
             reports_soft: false,
             gives_up: config.stalls.deadlock_error,
-            devices: DeviceMonitor::new(config.stalls.stall_check, device_timeout, topology),
-            file: ReportFile::new(config.stalls.stall_report.clone()),
+            devices: DeviceMonitor::new(config.stalls.check, device_timeout, topology),
+            file: ReportFile::new(config.stalls.report.clone()),
             answering: None,
             searching: None,
             outbox: VecDeque::new(),

@@ -8,8 +8,9 @@ use horovod_gpu::RawStream;
 
 use crate::error::Error;
 
-/// Facts about a tensor's memory that only an adapter and a device use, such as the event of the caller's stream. The
-/// engine passes them from [`Tensor::placed`](crate::Tensor::placed) to the [`Accelerator`](super::accelerator::Accelerator) and its [`Backend`](super::backend::Backend), which alone read them.
+/// Facts about a tensor's memory that only an adapter and a device use, such as the event of the caller's stream. An
+/// adapter gives them to [`Tensor::placed`](crate::Tensor::placed). Only the
+/// [`Accelerator`](super::accelerator::Accelerator) and its [`Backend`](super::backend::Backend) read them.
 pub type Placement = Arc<dyn Any + Send + Sync>;
 
 /// The end of an operation that was launched on a device.

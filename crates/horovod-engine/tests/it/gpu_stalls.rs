@@ -143,8 +143,8 @@ fn without_a_timeout_it_is_told_and_goes_on_when_the_gpu_does() {
         let report = file.clone();
         let config = |config: &mut Config| {
             config.gpu.timeout = None;
-            config.stalls.stall_check = Some(Duration::from_secs(1));
-            config.stalls.stall_report = Some(file.clone());
+            config.stalls.check = Some(Duration::from_secs(1));
+            config.stalls.report = Some(file.clone());
         };
         let sums = on_ranks(double, 2, config, move |on| {
             let memory = ones(on);

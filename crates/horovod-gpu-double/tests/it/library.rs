@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fs;
 use std::io::{Read, Write};
+use std::mem::ManuallyDrop;
 use std::process::{Command, Stdio};
 use std::ptr::null_mut;
 
@@ -91,14 +92,15 @@ const REQUIRED: &[&str] = &[
     "ncclRedOpDestroy",
 ];
 
-/// The library, loaded.
-struct Library(libloading::os::unix::Library);
+/// The library, loaded. It stays open: its threads may run until the process ends.
+struct Library(ManuallyDrop<libloading::os::unix::Library>);
 
 impl Library {
     fn open() -> Self {
         let path = horovod_gpu_double::library().unwrap();
         // SAFETY: a library of ours.
-        Self(unsafe { libloading::os::unix::Library::new(path) }.unwrap())
+        let library = unsafe { libloading::os::unix::Library::new(path) };
+        Self(ManuallyDrop::new(library.unwrap()))
     }
 
     fn has(&self, name: &str) -> bool {

@@ -40,11 +40,10 @@ impl Library {
     /// # Safety
     /// `T` is a function pointer of the type that the symbol has, if it is there.
     pub(crate) unsafe fn function<T: Copy>(&self, name: &CStr) -> Option<T> {
-        // A symbol may be null without an error.
-        self.address(name)?;
-        // SAFETY: the caller's promise.
-        let found = unsafe { self.0.get::<T>(name.to_bytes_with_nul()) };
-        found.ok().map(|symbol| *symbol)
+        const { assert!(size_of::<Option<T>>() == size_of::<*mut c_void>()) };
+        // SAFETY: the caller's promise. A symbol may be null, as a function pointer is not.
+        let found = unsafe { self.0.get::<Option<T>>(name.to_bytes_with_nul()) };
+        found.ok().and_then(|symbol| *symbol)
     }
 }
 

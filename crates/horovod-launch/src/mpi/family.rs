@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::started::Started;
+use super::launcher::MpiLauncher;
 use super::words;
 use crate::frames::ExitStatus;
 use crate::hosts::Host;
@@ -297,7 +297,7 @@ fn jsrun(
 fn version(program: &Path, within: Duration) -> Result<String, LaunchError> {
     let mut command = Command::new(program);
     command.arg("--version");
-    let started = Started::start(program.display().to_string(), command)?;
+    let started = MpiLauncher::start(program.display().to_string(), command)?;
     let name = program.display();
     match started.answer(within)? {
         Some((text, ExitStatus::Code(0))) => Ok(text),

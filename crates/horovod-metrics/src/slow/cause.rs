@@ -27,20 +27,37 @@ const OTHERS_MIN: f64 = 0.1;
 /// The likely cause for which a rank or a host is slow. Shares are from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Cause {
-    /// It waits for input, which the script has marked, for this share of its time; the others for the second.
-    Input(f64, f64),
+    /// It waits longer for input, which the script has marked.
+    Input {
+        /// Share of its time.
+        own: f64,
+        /// Share of the time of the others.
+        others: f64,
+    },
     /// It computes no longer than the others, so its messages are late.
     Network,
-    /// Its host is short of memory: available and total bytes, and bytes that it moved into swap.
-    Memory(u64, u64, u64),
+    /// Its host is short of memory.
+    Memory {
+        /// Bytes that are available now.
+        available: u64,
+        /// Bytes that the host has.
+        of: u64,
+        /// Bytes that the host moved into swap in the compared time.
+        swapped: u64,
+    },
     /// The hypervisor gives this share of its host's processors to other machines.
     Steal(f64),
     /// Processes beside the ranks use this share of its host's processors.
     OtherProcesses(f64),
     /// Its process uses a processor for this share only of its computing time.
     NotRunning(f64),
-    /// It computes for this share of its time; the others for the second.
-    Computing(f64, f64),
+    /// It computes longer.
+    Computing {
+        /// Share of its time.
+        own: f64,
+        /// Share of the time of the others.
+        others: f64,
+    },
     /// No figure says why.
     Unknown,
 }
@@ -50,30 +67,33 @@ impl Cause {
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Input(..) => "input",
+            Self::Input { .. } => "input",
             Self::Network => "network",
-            Self::Memory(..) => "memory",
+            Self::Memory { .. } => "memory",
             Self::Steal(_) => "steal",
             Self::OtherProcesses(_) => "other_processes",
             Self::NotRunning(_) => "not_running",
-            Self::Computing(..) => "computing",
+            Self::Computing { .. } => "computing",
             Self::Unknown => "unknown",
         }
     }
 
-    /// Returns the cause for which the others wait for `suspect` for the share `delay` of their time. `None`: a rank has
+    /// Returns the cause of a delay. The others wait for `suspect` for the share `delay` of their time. `None`: a rank has
     /// no figures.
     pub(super) fn of(suspect: Suspect, change: &Change<'_>, delay: f64) -> Option<Self> {
         let own = |get| change.share(|row| suspect.includes(row), get);
         let others = |get| change.share(|row| !suspect.includes(row), get);
-        let input = (own(|f| f.input)?, others(|f| f.input)?);
-        if input.0 - input.1 >= PART_OF_DELAY * delay {
-            return Some(Self::Input(input.0, input.1));
+        let (own_input, others_input) = (own(|f| f.input)?, others(|f| f.input)?);
+        if own_input - others_input >= PART_OF_DELAY * delay {
+            return Some(Self::Input {
+                own: own_input,
+                others: others_input,
+            });
         }
-        let computing = (own(|f| f.computing)?, others(|f| f.computing)?);
+        let (own_computing, others_computing) = (own(|f| f.computing)?, others(|f| f.computing)?);
         let host = change.rows().find(|(_, row)| suspect.includes(row))?.1.host;
         let has_other_hosts = change.rows().any(|(_, row)| row.host != host);
-        if computing.0 - computing.1 < PART_COMPUTED * delay {
+        if own_computing - others_computing < PART_COMPUTED * delay {
             return Some(if has_other_hosts {
                 Self::Network
             } else {
@@ -94,9 +114,9 @@ impl Cause {
                 return Some(cause);
             }
         }
-        let running = own(|f| f.cpu)? / computing.0.max(f64::EPSILON);
+        let running = own(|f| f.cpu)? / own_computing.max(f64::EPSILON);
         // Threads that wait may poll, which takes processor time, too.
-        let others_run = (others(|f| f.cpu)? / computing.1.max(f64::EPSILON)).min(1.0);
+        let others_run = (others(|f| f.cpu)? / others_computing.max(f64::EPSILON)).min(1.0);
         if running < RUNNING_MIN && running < RUNNING_PART * others_run {
             return Some(match of_host {
                 Some(host) if host.other_processes >= OTHERS_MIN => {
@@ -105,7 +125,10 @@ impl Cause {
                 _ => Self::NotRunning(running),
             });
         }
-        Some(Self::Computing(computing.0, computing.1))
+        Some(Self::Computing {
+            own: own_computing,
+            others: others_computing,
+        })
     }
 }
 
@@ -143,17 +166,22 @@ impl<'a> HostChange<'a> {
         })
     }
 
-    /// `other_hosts` lose this share of their processors to the hypervisor.
-    fn shortage(&self, other_hosts: f64) -> Option<Cause> {
+    /// Returns what the host is short of. `least_steal` is the least share of its processors that another host loses to the
+    /// hypervisor.
+    fn shortage(&self, least_steal: f64) -> Option<Cause> {
         let HostFigures {
             memory, available, ..
         } = *self.after;
         let swapped = self.after.swapped.saturating_sub(self.before.swapped);
         let is_short = memory > 0 && (available as f64) < AVAILABLE_MIN * memory as f64;
         if is_short || swapped >= SWAPPED_MIN {
-            return Some(Cause::Memory(available, memory, swapped));
+            return Some(Cause::Memory {
+                available,
+                of: memory,
+                swapped,
+            });
         }
-        (self.steal - other_hosts.min(self.steal) >= STEAL_MIN).then_some(Cause::Steal(self.steal))
+        (self.steal - least_steal >= STEAL_MIN).then_some(Cause::Steal(self.steal))
     }
 }
 
@@ -165,17 +193,23 @@ pub(super) fn percent(share: f64) -> String {
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::Input(own, others) => {
+            Self::Input { own, others } => {
                 let (own, others) = (percent(own), percent(others));
                 write!(f, "input. Waiting for data takes {own} of the time there, {others} elsewhere.")
             }
             Self::Network => f.write_str(
                 "the network between the hosts. Computing takes no longer there, but messages come later.",
             ),
-            Self::Memory(available, memory, swapped) => {
-                let of_memory = [available, memory, swapped].map(crate::amounts::in_bytes);
-                let [available, memory, swapped] = of_memory;
-                write!(f, "memory. The host has {available} of {memory} available, and moved {swapped} into swap.")
+            Self::Memory {
+                available,
+                of,
+                swapped,
+            } => {
+                let [available, of, swapped] = [available, of, swapped].map(crate::amounts::in_bytes);
+                write!(
+                    f,
+                    "memory. The host has {available} of {of} available, and moved {swapped} into swap."
+                )
             }
             Self::Steal(share) => {
                 let share = percent(share);
@@ -189,7 +223,7 @@ impl fmt::Display for Cause {
                 let share = percent(share);
                 write!(f, "input, a disk, a lock or an accelerator. A processor is used for only {share} of the computing time.")
             }
-            Self::Computing(own, others) => {
+            Self::Computing { own, others } => {
                 let (own, others) = (percent(own), percent(others));
                 write!(f, "more work, or slower hardware. Computing takes {own} of the time there, {others} elsewhere.")
             }

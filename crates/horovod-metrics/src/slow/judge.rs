@@ -1,5 +1,7 @@
 //! The comparison of ranks: which rank or host explains the time that the others lose.
 
+use std::collections::BTreeMap;
+
 use super::cause::Cause;
 use super::{Row, Sample, Slow, between};
 use crate::figures::RankFigures;
@@ -23,12 +25,12 @@ const OPERATIONS_MIN: u64 = 20;
 pub(super) struct Change<'a> {
     before: &'a Sample,
     after: &'a Sample,
-    hosts: Vec<OfHost>,
+    hosts: BTreeMap<u32, RanksOfHost>,
 }
 
 /// The ranks of a host together.
-struct OfHost {
-    host: u32,
+#[derive(Default)]
+struct RanksOfHost {
     ranks: usize,
     /// Sum over the ranks of the share of their time that they have waited.
     waiting: f64,
@@ -36,7 +38,7 @@ struct OfHost {
     last: u64,
 }
 
-impl OfHost {
+impl RanksOfHost {
     fn mean_waiting(&self) -> f64 {
         self.waiting / self.ranks as f64
     }
@@ -45,23 +47,13 @@ impl OfHost {
 impl<'a> Change<'a> {
     /// `None`: a rank has no new figures.
     fn new(before: &'a Sample, after: &'a Sample) -> Option<Self> {
-        let mut hosts: Vec<OfHost> = Vec::new();
+        let mut hosts: BTreeMap<u32, RanksOfHost> = BTreeMap::new();
         for (b, a) in before.iter().zip(after) {
-            let waiting = share(b, a, |f| f.waiting)?;
+            let of = hosts.entry(a.host).or_default();
+            of.ranks += 1;
+            of.waiting += share(b, a, |f| f.waiting)?;
             let last = a.figures.last.saturating_sub(b.figures.last);
-            match hosts.iter_mut().find(|of| of.host == a.host) {
-                Some(of) => {
-                    of.ranks += 1;
-                    of.waiting += waiting;
-                    of.last = of.last.saturating_add(last);
-                }
-                None => hosts.push(OfHost {
-                    host: a.host,
-                    ranks: 1,
-                    waiting,
-                    last,
-                }),
-            }
+            of.last = of.last.saturating_add(last);
         }
         Some(Self {
             before,
@@ -133,8 +125,8 @@ impl Suspect {
             // Ranks of a host that are late together hide each other: none of them is awaited alone. Two hosts that are
             // late together hide each other, too.
             (Lateness::OfItsBegin, Self::Host(host)) => {
-                let others = change.hosts.iter().filter(|of| of.host != host);
-                others.map(OfHost::mean_waiting).fold(1.0, f64::min) - waiting
+                let others = change.hosts.iter().filter(|(of, _)| **of != host);
+                others.map(|(_, of)| of.mean_waiting()).fold(1.0, f64::min) - waiting
             }
             (Lateness::OfItsMessages, _) => awaited()? * self.ranks(change) as f64,
         };
@@ -153,7 +145,7 @@ impl Suspect {
         let own = own.fold(0, u64::saturating_add);
         let all = change
             .hosts
-            .iter()
+            .values()
             .map(|of| of.last)
             .fold(0, u64::saturating_add);
         let is_half_at_most = 2 * self.ranks(change) <= change.after.len();
@@ -199,22 +191,21 @@ pub(super) fn slowest(samples: &[&Sample]) -> Option<Slow> {
 /// Returns the ranks that are compared. A host is first: in a tree of control links, the time for which its ranks were
 /// awaited together may be divided among them by chance.
 fn suspects(change: &Change<'_>) -> impl Iterator<Item = (Suspect, Lateness)> {
-    let of_several = || {
-        change
-            .hosts
-            .iter()
-            .filter(|of| change.hosts.len() > 1 && of.ranks > 1)
+    let several = || {
+        let hosts = change.hosts.iter();
+        hosts.filter(|(_, of)| change.hosts.len() > 1 && of.ranks > 1)
     };
     let most = |get: fn(&RankFigures) -> u64| {
         let grown = |(before, after): &(&Row, &Row)| share(before, after, get).unwrap_or(0.0);
         let rows = change.rows().max_by(|a, b| grown(a).total_cmp(&grown(b)));
         rows.map(|(_, row)| Suspect::Rank(row.rank))
     };
-    let host = |of: &OfHost| Suspect::Host(of.host);
-    let least_waiting = of_several().min_by(|a, b| a.mean_waiting().total_cmp(&b.mean_waiting()));
+    let host = |(host, _): (&u32, &RanksOfHost)| Suspect::Host(*host);
+    let least_waiting =
+        several().min_by(|(_, a), (_, b)| a.mean_waiting().total_cmp(&b.mean_waiting()));
     let begins = [least_waiting.map(host), most(|f| f.awaited)];
     let messages = [
-        of_several().max_by_key(|of| of.last).map(host),
+        several().max_by_key(|(_, of)| of.last).map(host),
         most(|f| f.last),
     ];
     let messages = messages.into_iter().flatten();

@@ -50,9 +50,9 @@ impl Node {
                 cache_capacity: config.negotiation.cache_capacity,
                 batch_delay_ns: nanos(config.negotiation.cycle_time),
                 disable_group_fusion: config.negotiation.disable_group_fusion,
-                stall: config.stalls.stall_check.map(|warning| StallConfig {
+                stall: config.stalls.check.map(|warning| StallConfig {
                     warning_ns: nanos(warning),
-                    shutdown_ns: config.stalls.stall_shutdown.map(nanos),
+                    shutdown_ns: config.stalls.shutdown.map(nanos),
                 }),
             };
             return Self::Root(Box::new(Coordinator::with_tree(config, tree)));

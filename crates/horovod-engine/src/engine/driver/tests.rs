@@ -173,7 +173,7 @@ fn after_the_end_of_a_generation_no_timer_of_it_keeps_a_rank_awake() {
     let peer = meshes.pop();
     let mesh = meshes.remove(0);
     let mut config = Config::solo();
-    config.stalls.stall_diagnosis = Some(Duration::from_millis(1));
+    config.stalls.diagnosis = Some(Duration::from_millis(1));
     let shared = Arc::new(EngineState::new(
         &config,
         &mesh,

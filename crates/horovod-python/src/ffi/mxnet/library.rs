@@ -1,7 +1,6 @@
 //! MXNet 1.9's C functions, found in the library that Python has loaded, and the arrays and errors they work on.
 
-use std::ffi::OsStr;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::unix::ffi::OsStrExt;
 use std::ptr::{null, null_mut};
@@ -130,7 +129,8 @@ impl Library {
 /// # Safety
 /// `T` is a function pointer of the type that the symbol has, if it is there.
 unsafe fn symbol<T: Copy>(library: &OpenLibrary, name: &CStr) -> Result<T, String> {
-    // SAFETY: the caller's promise. As an `Option` of a pointer it may be null, which it is not as a function.
+    const { assert!(size_of::<Option<T>>() == size_of::<*mut c_void>()) };
+    // SAFETY: the caller's promise. A symbol may be null, as a function pointer is not.
     let found = unsafe { library.get::<Option<T>>(name.to_bytes_with_nul()) };
     let function = found.ok().and_then(|symbol| *symbol);
     function.ok_or_else(|| format!("this MXNet has no {name:?}; version 1.9 is needed"))

@@ -15,22 +15,22 @@ use crate::io::{Got, Interest, read_some, set_nonblocking, wait};
 use crate::launch_error::LaunchError;
 use crate::report::Cause;
 
-/// Bytes of the launcher's own words that are kept.
-const WORDS_BYTES_MAX: usize = 32 << 10;
-/// How long it may take to end after all agents have, and after SIGTERM.
+/// Bytes of the launcher's own output that are kept for errors.
+const OUTPUT_TAIL_BYTES_MAX: usize = 32 << 10;
+/// How long the launcher may take to end after all agents have ended, and after SIGTERM.
 const END_LIMIT: Duration = Duration::from_secs(10);
-/// Between two looks at whether it has ended.
+/// Time between two polls of the launcher's exit status.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// MPI's launcher as a child of this process, and the group of processes that the child leads.
-pub(crate) struct Started {
+pub(crate) struct MpiLauncher {
     name: String,
     child: Child,
     output: Arc<File>,
-    words: Arc<Mutex<Vec<u8>>>,
+    output_tail: Arc<Mutex<Vec<u8>>>,
 }
 
-impl Started {
+impl MpiLauncher {
     pub(super) fn start(name: String, mut command: Command) -> Result<Self, LaunchError> {
         let cannot = |error| LaunchError::Cannot {
             what: format!("{name} cannot be started"),
@@ -53,7 +53,7 @@ impl Started {
             name,
             child,
             output: Arc::new(output),
-            words: Arc::default(),
+            output_tail: Arc::default(),
         })
     }
 
@@ -62,10 +62,10 @@ impl Started {
         Interest::read(self.output.as_fd())
     }
 
-    /// All that it says until its end, and how it ends; `None` after this time.
+    /// Waits for the exit, and returns the output and the status; `None` after this time.
     pub(super) fn answer(mut self, within: Duration) -> io::Result<Option<(String, ExitStatus)>> {
         let deadline = Instant::now() + within;
-        while !read(&self.output, &self.words) {
+        while !read(&self.output, &self.output_tail) {
             if Instant::now() >= deadline {
                 return Ok(None);
             }
@@ -73,13 +73,19 @@ impl Started {
         }
         self.end(None);
         let status = ExitStatus::from(self.child.wait()?);
-        let words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Some((String::from_utf8_lossy(&words).into_owned(), status)))
+        let output_tail = self
+            .output_tail
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        Ok(Some((
+            String::from_utf8_lossy(&output_tail).into_owned(),
+            status,
+        )))
     }
 
     /// Why no more agents come, once it has ended.
     pub(crate) fn failure(&mut self) -> Option<String> {
-        if !read(&self.output, &self.words) {
+        if !read(&self.output, &self.output_tail) {
             return None;
         }
         self.end(None);
@@ -92,10 +98,13 @@ impl Started {
         ))
     }
 
-    /// Its own words, for the end of a message.
+    /// The last output of the launcher, for the end of a message.
     pub(crate) fn output_text(&self) -> String {
-        let words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
-        let text = String::from_utf8_lossy(&words);
+        let output_tail = self
+            .output_tail
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let text = String::from_utf8_lossy(&output_tail);
         let lines = text.lines().map(str::trim);
         let lines: Vec<&str> = lines
             .filter(|line| !line.chars().all(|c| "-=".contains(c)))
@@ -108,10 +117,10 @@ impl Started {
 
     /// Goes on reading in a thread of its own, so that a full pipe never stops it.
     pub(super) fn drain(&self) -> io::Result<()> {
-        let (output, words) = (Arc::clone(&self.output), Arc::clone(&self.words));
+        let (output, output_tail) = (Arc::clone(&self.output), Arc::clone(&self.output_tail));
         let thread = std::thread::Builder::new().name("mpi".to_owned());
         thread.spawn(move || {
-            while !read(&output, &words) {
+            while !read(&output, &output_tail) {
                 let _ = wait(&[Interest::read(output.as_fd())], None);
             }
         })?;
@@ -146,23 +155,23 @@ impl Started {
     }
 }
 
-impl Drop for Started {
+impl Drop for MpiLauncher {
     fn drop(&mut self) {
         self.end(Some(Signal::TERM));
     }
 }
 
 /// Keeps the end of what is there; whether all has been read.
-fn read(output: &File, words: &Mutex<Vec<u8>>) -> bool {
+fn read(output: &File, output_tail: &Mutex<Vec<u8>>) -> bool {
     let mut buffer = [0; 4096];
     let mut output = output;
     loop {
         match read_some(&mut output, &mut buffer) {
             Got::Bytes(count) => {
-                let mut words = words.lock().unwrap_or_else(PoisonError::into_inner);
-                words.extend_from_slice(&buffer[..count]);
-                let surplus = words.len().saturating_sub(WORDS_BYTES_MAX);
-                words.drain(..surplus);
+                let mut output_tail = output_tail.lock().unwrap_or_else(PoisonError::into_inner);
+                output_tail.extend_from_slice(&buffer[..count]);
+                let surplus = output_tail.len().saturating_sub(OUTPUT_TAIL_BYTES_MAX);
+                output_tail.drain(..surplus);
             }
             Got::Nothing => return false,
             Got::End => return true,
@@ -178,16 +187,21 @@ mod tests {
     fn a_launcher_that_is_a_script_ends_with_all_it_has_started() {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "(sleep 60; echo late) & echo early; wait"]);
-        let mut started = Started::start("sh".to_owned(), command).expect("a shell");
-        while !started.words.lock().expect("no panic").contains(&b'\n') {
+        let mut started = MpiLauncher::start("sh".to_owned(), command).expect("a shell");
+        while !started
+            .output_tail
+            .lock()
+            .expect("no panic")
+            .contains(&b'\n')
+        {
             wait(&[started.interest()], None).expect("a wait");
-            assert!(!read(&started.output, &started.words), "it goes on");
+            assert!(!read(&started.output, &started.output_tail), "it goes on");
         }
         started.signal(Signal::KILL);
         // The end of the pipe that both hold.
-        while !read(&started.output, &started.words) {
+        while !read(&started.output, &started.output_tail) {
             wait(&[started.interest()], None).expect("a wait");
         }
-        assert_eq!(*started.words.lock().expect("no panic"), b"early\n");
+        assert_eq!(*started.output_tail.lock().expect("no panic"), b"early\n");
     }
 }
