@@ -153,6 +153,10 @@ host-tools:
 lint: $(DEV) ## Check formatting, lints, types, stubs, layers and the map.
 	cargo fmt --all --check
 	for crate in $(OWN_WORKSPACES); do cargo fmt --check --manifest-path $$crate/Cargo.toml || exit 1; done
+	for lock in $$(git ls-files '*/Cargo.lock'); do \
+		cargo update --workspace --locked --quiet --manifest-path $${lock%.lock}.toml || \
+			{ echo "$$lock is stale: cargo update --workspace --manifest-path $${lock%.lock}.toml"; exit 1; }; \
+	done
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	cargo run --locked --quiet --package xtask -- tidy
 	ruff check .
