@@ -1,4 +1,4 @@
-"""Jobs that other launchers start: Open MPI, MPICH, torchrun, Slurm, and pods that nobody starts together."""
+"""Jobs that other launchers start: Open MPI, MPICH, torchrun, and pods that nobody starts together."""
 
 from __future__ import annotations
 
@@ -352,25 +352,6 @@ def test_another_key_does_not_get_in(script, jobs, port) -> None:
         job.fail()
     assert "1 of 2 ranks did not register" in jobs_of_both[0].stderr
     assert "key" in jobs_of_both[1].stderr
-
-
-def slurm() -> list[str]:
-    """`srun` of a running cluster."""
-    path = needs("srun")
-    try:
-        probe = subprocess.run(
-            ["sinfo", "-h", "-o", "%T"], capture_output=True, text=True, timeout=60, check=False
-        )
-    except subprocess.TimeoutExpired:
-        pytest.skip("Slurm is installed, but no cluster answers")
-    if probe.returncode or not any(state in probe.stdout for state in ("idle", "mixed")):
-        why = (probe.stderr or probe.stdout).strip()
-        pytest.skip(f"no Slurm cluster with an idle node here: {why}")
-    return [path, "--overcommit", "--mpi=none", "-n"]
-
-
-def test_slurm(script, jobs) -> None:
-    check(jobs(harness.Job([*slurm(), "3", sys.executable, script(WORK)])))
 
 
 WAITS = """

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use horovod_collectives::SetLayout;
 use horovod_metrics::Summary;
+use horovod_pmi::OwnStep;
 use horovod_protocol::{Leaving, Rank};
 use horovod_transport::{
     ConnectError, Interrupt, Membership, Mesh, MeshConfig, RendezvousPlace, Topology, fork_epoch,
@@ -163,7 +164,8 @@ fn start(members: &Members, interrupt: Option<Interrupt>) -> Result<(), Error> {
             meant.unwrap_or_default()
         );
     }
-    start_with(Config::of_members(&ProcessEnvironment, members)?, interrupt)
+    let env = OwnStep::of(&ProcessEnvironment);
+    start_with(Config::of_members(&env, members)?, interrupt)
 }
 
 /// As [`init`], with settings made by the caller.

@@ -11,9 +11,11 @@
 mod ancestors;
 mod pmi1;
 mod pmix;
+mod step;
 
 pub use ancestors::{Ancestor, ancestors};
 use horovod_settings::Environment;
+pub use step::OwnStep;
 
 /// A store's refusal, in words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -17,8 +17,12 @@ const NAME: &str = "libpmix.so.2";
 const SUCCESS: c_int = 0;
 /// `PMIX_GLOBAL`: known to processes of all hosts.
 const GLOBAL: u8 = 3;
+/// `PMIX_BOOL`.
+const BOOL: u16 = 1;
 /// `PMIX_STRING`.
 const STRING: u16 = 3;
+/// `PMIX_COLLECT_DATA`. Without it Slurm's nodes fetch the texts of a rank once, and never its later ones.
+const COLLECT_DATA: &str = "pmix.collect";
 
 /// `pmix_proc_t`.
 #[repr(C)]
@@ -28,19 +32,33 @@ struct Process {
     rank: u32,
 }
 
-/// `pmix_value_t` with a string. The union after the type is larger in some versions; the library copies no more of it
-/// than the type says.
+/// `pmix_value_t`.
 #[repr(C)]
 struct Value {
     kind: u16,
+    content: Content,
+}
+
+/// The union is larger in some versions; the library copies no more of it than the type says.
+#[repr(C)]
+union Content {
     string: *const c_char,
-    rest: [u64; 6],
+    is_set: bool,
+    all: [u64; 7],
+}
+
+/// `pmix_info_t`.
+#[repr(C)]
+struct Info {
+    key: [c_char; 512],
+    flags: u32,
+    value: Value,
 }
 
 type Init = unsafe extern "C" fn(*mut Process, *mut c_void, usize) -> c_int;
 type Put = unsafe extern "C" fn(u8, *const c_char, *mut Value) -> c_int;
 type Commit = unsafe extern "C" fn() -> c_int;
-type Fence = unsafe extern "C" fn(*const Process, usize, *const c_void, usize) -> c_int;
+type Fence = unsafe extern "C" fn(*const Process, usize, *const Info, usize) -> c_int;
 type Get = unsafe extern "C" fn(
     *const Process,
     *const c_char,
@@ -94,10 +112,11 @@ impl Pmix {
 impl Store for Pmix {
     fn put(&mut self, key: &str, value: &str) -> Result<(), StoreError> {
         let (key, value) = (text(key)?, text(value)?);
+        let mut content = Content { all: [0; 7] };
+        content.string = value.as_ptr();
         let mut value = Value {
             kind: STRING,
-            string: value.as_ptr(),
-            rest: [0; 6],
+            content,
         };
         // SAFETY: key and value live until the call returns, which copies them.
         let code = unsafe { (self.functions.put)(GLOBAL, key.as_ptr(), &mut value) };
@@ -107,8 +126,20 @@ impl Store for Pmix {
     fn fence(&mut self) -> Result<(), StoreError> {
         // SAFETY: no arguments.
         checked("PMIx_Commit", unsafe { (self.functions.commit)() })?;
-        // SAFETY: null stands for all processes of the namespace, without further information.
-        let code = unsafe { (self.functions.fence)(ptr::null(), 0, ptr::null(), 0) };
+        let mut content = Content { all: [0; 7] };
+        content.is_set = true;
+        let mut collect = Info {
+            key: [0; 512],
+            flags: 0,
+            value: Value {
+                kind: BOOL,
+                content,
+            },
+        };
+        let _fits = place(COLLECT_DATA.as_bytes(), &mut collect.key);
+        let info: *const Info = &collect;
+        // SAFETY: null stands for all processes of the namespace; the one record of information lives until the call returns.
+        let code = unsafe { (self.functions.fence)(ptr::null(), 0, info, 1) };
         checked("PMIx_Fence", code)
     }
 
@@ -125,9 +156,13 @@ impl Store for Pmix {
         checked("PMIx_Get", code)?;
         // SAFETY: after success it is null or a value of the library's, which nobody frees.
         let value: Option<&Value> = unsafe { value.as_ref() };
-        match value.filter(|value| value.kind == STRING && !value.string.is_null()) {
+        // SAFETY: the type says that the union has a string.
+        let string = value
+            .filter(|value| value.kind == STRING)
+            .map(|value| unsafe { value.content.string });
+        match string.filter(|string| !string.is_null()) {
             // SAFETY: a string of PMIx ends with NUL.
-            Some(value) => Ok(unsafe { CStr::from_ptr(value.string) }
+            Some(string) => Ok(unsafe { CStr::from_ptr(string) }
                 .to_string_lossy()
                 .into_owned()),
             None => Err(error(format!("rank {rank} has put no text under {key}"))),
@@ -152,12 +187,17 @@ fn process(namespace: &str, rank: u32) -> Option<Process> {
         rank,
     };
     let bytes = CString::new(namespace).ok()?;
-    let bytes = bytes.as_bytes_with_nul();
-    let places = found.namespace.get_mut(..bytes.len())?;
+    place(bytes.as_bytes_with_nul(), &mut found.namespace)?;
+    Some(found)
+}
+
+/// Copies bytes to the begin of a record's field; none if they are too many.
+fn place(bytes: &[u8], field: &mut [c_char]) -> Option<()> {
+    let places = field.get_mut(..bytes.len())?;
     for (place, byte) in places.iter_mut().zip(bytes) {
         *place = byte.cast_signed() as c_char;
     }
-    Some(found)
+    Some(())
 }
 
 fn checked(function: &str, code: c_int) -> Result<(), StoreError> {

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use horovod_settings::Environment;
 
 use crate::pmi1::Pmi1;
-use crate::{Found, Store, StoreError, find};
+use crate::{Found, OwnStep, Store, StoreError, find};
 
 struct Variables(&'static [(&'static str, &'static str)]);
 
@@ -166,4 +166,36 @@ fn launchers_are_known_by_their_variables() {
     assert_eq!(find(&Variables(OPEN_MPI_5)), None);
     assert_eq!(find(&Variables(HALF)), None);
     assert_eq!(find(&Variables(&[])), None);
+}
+
+/// The steps that variables name, the nearest launcher, and what is left of rank and namespace.
+#[test]
+fn variables_of_an_outer_step_of_slurm_are_hidden() {
+    let slurm = [("SLURM_JOB_ID", "7"), ("SLURM_STEP_ID", "2")];
+    for (job_of_pmi, namespace, launcher, has_pmi, has_pmix) in [
+        ("7.2", "slurm.pmix.7.2", "slurmstepd", true, true),
+        ("7.1", "slurm.pmix.7.1", "slurmstepd", false, false),
+        ("7.1", "slurm.pmix.7.2", "slurmstepd", false, true),
+        ("7.2", "prterun-1", "slurmstepd", true, true),
+        // It set rank and size for this process, and the number of the job is left from the step around it.
+        ("7.1", "slurm.pmix.7.1", "hydra_pmi_proxy", true, true),
+    ] {
+        let pmi = [("PMI_JOBID", job_of_pmi), ("PMI_RANK", "0")];
+        let pmix = [("PMIX_NAMESPACE", namespace), ("PMIX_RANK", "0")];
+        let env = Variables(Vec::leak([slurm, pmi, pmix].concat()));
+        let own = OwnStep::under(&env, || Some(launcher.to_owned()));
+        let found = (own.get("PMI_RANK"), own.get("PMIX_RANK"));
+        let rank = |is_there: bool| is_there.then(|| "0".to_owned());
+        assert_eq!(
+            found,
+            (rank(has_pmi), rank(has_pmix)),
+            "{job_of_pmi} {namespace} {launcher}"
+        );
+        assert_eq!(own.names().contains(&"PMI_RANK".to_owned()), has_pmi);
+        assert!(own.get("SLURM_STEP_ID").is_some());
+    }
+    // Outside of Slurm nothing is hidden, and no process is looked at.
+    let env = Variables(&[("PMI_JOBID", "7.1"), ("PMI_RANK", "0")]);
+    let own = OwnStep::under(&env, || unreachable!());
+    assert!(own.get("PMI_RANK").is_some());
 }

@@ -1,0 +1,133 @@
+"""Jobs that Slurm starts on two nodes: `srun` by each of its interfaces for MPI, and `horovodrun` in a batch job."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import network
+import pytest
+import slurm
+
+import harness
+
+pytestmark = pytest.mark.hosts
+
+WORK = """
+import os, socket
+from horovod import _core as hvd
+for again in range(2):
+    hvd.init()
+    hvd.barrier(0)
+    numbers = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
+    hvd.shutdown()
+os.write(1, f"says {socket.gethostname()} {' '.join(map(str, numbers))}\\n".encode())  # in one piece
+"""
+NO_PMIX = "NOT RUN: no libpmix.so.2 (Debian package libpmix2)"
+# Slurm fills the first node: two ranks there, one on the second.
+THREE = ["says host-a 0 3 0 2 0 2", "says host-a 1 3 1 2 0 1", "says host-b 2 3 0 1 1 2"]
+
+
+@pytest.fixture(scope="module")
+def cluster(net) -> Iterator[slurm.Slurm]:
+    if reason := slurm.why_not():
+        pytest.skip(f"NOT RUN, Slurm: {reason}")
+    made = slurm.Slurm(net)
+    yield made
+    made.down()
+
+
+@pytest.fixture
+def start(cluster, jobs) -> Callable[..., harness.Job]:
+    """Starts a command of Slurm on the first node."""
+
+    def start(*command: object, **env: str | None) -> harness.Job:
+        words = cluster.enter(cluster.hosts[0], list(map(str, command)))
+        return jobs(harness.Job(words, env={**cluster.env, "OMP_NUM_THREADS": "1", **env}))
+
+    return start
+
+
+def says(text: str) -> list[str]:
+    """The ranks' lines, sorted, without what a launcher puts before them."""
+    return sorted(line[line.index("says ") :] for line in text.splitlines() if "says " in line)
+
+
+@pytest.mark.parametrize("mpi", ["pmi2", "pmix"])
+def test_under_srun_nothing_has_to_be_set(mpi: str, cluster, start, script) -> None:
+    if mpi == "pmix" and not cluster.has_pmix():
+        pytest.skip(NO_PMIX)
+    job = start("srun", "-N2", "-n3", f"--mpi={mpi}", sys.executable, script(WORK))
+    assert says(job.succeed().stdout) == THREE, job.report()
+
+
+def test_without_an_interface_a_folder_or_a_key_suffices(start, script, tmp_path: Path) -> None:
+    path = script(WORK)
+    words = ("srun", "-N2", "-n3", "--mpi=none", sys.executable, path)
+    for env in ({"HOROVOD_RENDEZVOUS_DIR": str(tmp_path)}, {"HOROVOD_JOB_KEY": "ab" * 32}):
+        job = start(*words, **env)
+        assert says(job.succeed().stdout) == THREE, job.report()
+    job = start(*words)
+    assert job.fail() != 0
+    for text in (
+        "rank 2 of 3 started by Slurm, and the ranks cannot",
+        "either HOROVOD_RENDEZVOUS_DIR",
+    ):
+        assert text in job.stderr, job.report()
+
+
+def test_a_killed_rank_is_named_on_the_other_node(start, script) -> None:
+    dies = """
+import os, signal
+import numpy as np
+import horovod.numpy as hvd
+hvd.init()
+hvd.barrier()
+if hvd.rank() == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    hvd.allreduce(np.ones(3))
+except hvd.HorovodInternalError as error:
+    os.write(1, f"says {error}\\n".encode())
+    raise
+"""
+    # Slurm's own end of a step comes a minute later.
+    words = ("--kill-on-bad-exit=0", "--wait=60", "--mpi=pmi2", sys.executable, script(dies))
+    job = start("srun", "-N2", "-n2", *words)
+    assert job.fail() != 0
+    (line,) = says(job.stdout)
+    assert "rank 0 on host-a" in line, job.report()
+
+
+def batch(net, folder: Path, command: str, *options: str) -> Path:
+    """A batch script; `horovodrun` reaches the other node by ssh."""
+    path = folder / "batch.sh"
+    ssh = f"-p {network.SSH_PORT} -i {net.folder / 'user'}"
+    lines = ["#!/bin/sh", *(f"#SBATCH {option}" for option in options)]
+    lines += [command.format(horovodrun=f"{harness.HOROVODRUN} {ssh}", python=sys.executable)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_horovodrun_in_a_batch_job_uses_all_of_it(net, start, script, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    command = f"{{horovodrun}} {{python}} {script(WORK)}"
+    options = ("--nodes=2", "--ntasks=3", f"--output={output}")
+    job = start("sbatch", "--wait", batch(net, tmp_path, command, *options))
+    text = output.read_text() if job.wait() == 0 else ""
+    assert says(text) == THREE, f"{job.report()}\n{output.read_text()}"
+    assert "uses the whole allocation of Slurm, 3 slots on 2 hosts (host-a:2,host-b:1;" in text
+
+
+@pytest.mark.parametrize("mpi", ["pmi2", "pmix"])
+def test_a_step_inside_a_step_is_a_job_of_its_own(mpi: str, cluster, start, script) -> None:
+    if mpi == "pmix" and not cluster.has_pmix():
+        pytest.skip(NO_PMIX)
+    # The inner step inherits the variables of the outer one, which say that there is one process.
+    path = script(WORK)
+    inner = f"srun --overlap -N1 -n2 --mpi=none {sys.executable} {path}"
+    words = ("salloc", "-N1", "-n2", "srun", "-n1", f"--mpi={mpi}", "sh", "-c", inner)
+    job = start(*words)
+    both = ["says host-a 0 2 0 2 0 1", "says host-a 1 2 1 2 0 1"]
+    assert says(job.succeed().stdout) == both, job.report()
