@@ -222,6 +222,13 @@ class Rendezvous:
         ValueError for an interface that is not there or a key that is none, OSError where it cannot listen.
         """
 
+    @staticmethod
+    def at(port: int, size: int, key: str) -> Rendezvous:
+        """For ranks of any host that have this key and know this port already.
+
+        ValueError for a key that is none, OSError where it cannot listen.
+        """
+
     def addresses(self) -> list[str]:
         """Where ranks reach it, as `ip:port`."""
 

@@ -22,11 +22,11 @@ for again in range(2):
     hvd.barrier(0)
     numbers = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
     hvd.shutdown()
-os.write(1, f"says {socket.gethostname()} {' '.join(map(str, numbers))}\\n".encode())  # in one piece
+os.write(1, f"rank-on {socket.gethostname()} {' '.join(map(str, numbers))}\\n".encode())  # in one piece
 """
 NO_PMIX = "NOT RUN: no libpmix.so.2 (Debian package libpmix2)"
 # Slurm fills the first node: two ranks there, one on the second.
-THREE = ["says host-a 0 3 0 2 0 2", "says host-a 1 3 1 2 0 1", "says host-b 2 3 0 1 1 2"]
+THREE = ["rank-on host-a 0 3 0 2 0 2", "rank-on host-a 1 3 1 2 0 1", "rank-on host-b 2 3 0 1 1 2"]
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +49,11 @@ def start(cluster, jobs) -> Callable[..., harness.Job]:
     return start
 
 
-def says(text: str) -> list[str]:
+def printed(text: str) -> list[str]:
     """The ranks' lines, sorted, without what a launcher puts before them."""
-    return sorted(line[line.index("says ") :] for line in text.splitlines() if "says " in line)
+    return sorted(
+        line[line.index("rank-on ") :] for line in text.splitlines() if "rank-on " in line
+    )
 
 
 @pytest.mark.parametrize("mpi", ["pmi2", "pmix"])
@@ -59,7 +61,7 @@ def test_under_srun_nothing_has_to_be_set(mpi: str, cluster, start, script) -> N
     if mpi == "pmix" and not cluster.has_pmix():
         pytest.skip(NO_PMIX)
     job = start("srun", "-N2", "-n3", f"--mpi={mpi}", sys.executable, script(WORK))
-    assert says(job.succeed().stdout) == THREE, job.report()
+    assert printed(job.succeed().stdout) == THREE, job.report()
 
 
 def test_without_an_interface_a_folder_or_a_key_suffices(start, script, tmp_path: Path) -> None:
@@ -67,7 +69,7 @@ def test_without_an_interface_a_folder_or_a_key_suffices(start, script, tmp_path
     words = ("srun", "-N2", "-n3", "--mpi=none", sys.executable, path)
     for env in ({"HOROVOD_RENDEZVOUS_DIR": str(tmp_path)}, {"HOROVOD_JOB_KEY": "ab" * 32}):
         job = start(*words, **env)
-        assert says(job.succeed().stdout) == THREE, job.report()
+        assert printed(job.succeed().stdout) == THREE, job.report()
     job = start(*words)
     assert job.fail() != 0
     for text in (
@@ -89,14 +91,14 @@ if hvd.rank() == 0:
 try:
     hvd.allreduce(np.ones(3))
 except hvd.HorovodInternalError as error:
-    os.write(1, f"says {error}\\n".encode())
+    os.write(1, f"rank-on {error}\\n".encode())
     raise
 """
     # Slurm's own end of a step comes a minute later.
     words = ("--kill-on-bad-exit=0", "--wait=60", "--mpi=pmi2", sys.executable, script(dies))
     job = start("srun", "-N2", "-n2", *words)
     assert job.fail() != 0
-    (line,) = says(job.stdout)
+    (line,) = printed(job.stdout)
     assert "rank 0 on host-a" in line, job.report()
 
 
@@ -116,7 +118,7 @@ def test_horovodrun_in_a_batch_job_uses_all_of_it(net, start, script, tmp_path: 
     options = ("--nodes=2", "--ntasks=3", f"--output={output}")
     job = start("sbatch", "--wait", batch(net, tmp_path, command, *options))
     text = output.read_text() if job.wait() == 0 else ""
-    assert says(text) == THREE, f"{job.report()}\n{output.read_text()}"
+    assert printed(text) == THREE, f"{job.report()}\n{output.read_text()}"
     assert "uses the whole allocation of Slurm, 3 slots on 2 hosts (host-a:2,host-b:1;" in text
 
 
@@ -129,5 +131,5 @@ def test_a_step_inside_a_step_is_a_job_of_its_own(mpi: str, cluster, start, scri
     inner = f"srun --overlap -N1 -n2 --mpi=none {sys.executable} {path}"
     words = ("salloc", "-N1", "-n2", "srun", "-n1", f"--mpi={mpi}", "sh", "-c", inner)
     job = start(*words)
-    both = ["says host-a 0 2 0 2 0 1", "says host-a 1 2 1 2 0 1"]
-    assert says(job.succeed().stdout) == both, job.report()
+    both = ["rank-on host-a 0 2 0 2 0 1", "rank-on host-a 1 2 1 2 0 1"]
+    assert printed(job.succeed().stdout) == both, job.report()

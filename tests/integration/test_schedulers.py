@@ -222,6 +222,51 @@ def test_processes_of_azure_mls_pytorch_configuration(script, jobs, port) -> Non
     check_pods(pods(jobs, script(WORK), env, **each))
 
 
+# As TonY's driver, which places the ranks and then prints what its application master gives to the containers.
+DRIVER = """
+import signal
+from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+from horovod.runner.http.http_server import RendezvousServer
+plan = get_host_assignments(parse_hosts("localhost:3"), 1)
+server = RendezvousServer(verbose=1)
+port = server.start()
+server.init(plan[:2])
+server.init(plan)  # the last plan counts
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+print("port", port, *(slot.to_response_string() for slot in plan), flush=True)
+signal.sigwait([signal.SIGTERM])
+server.stop()
+"""
+NUMBERS = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+
+
+def test_containers_of_tony_meet_at_its_driver(script, jobs) -> None:
+    key = {"HOROVOD_JOB_KEY": "ab" * 32}
+    path = script(DRIVER)
+    without = jobs(harness.Job([sys.executable, path]))
+    without.fail()
+    assert "set one of them for this driver and for all ranks" in without.stderr, without.report()
+    driver = jobs(harness.Job([sys.executable, path], env=key))
+    words = driver.wait_for("port")[0].split()
+    env = {
+        **key,
+        "JOB_NAME": "worker",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "2000",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "localhost",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": words[1],
+        "HOROVOD_HOSTNAME": "localhost",
+    }
+    each: dict[str, list[str]] = {f"HOROVOD_{name}": [] for name in NUMBERS}
+    for place in words[2:]:
+        for name, number in zip(NUMBERS, place.split(","), strict=True):
+            each[f"HOROVOD_{name}"].append(number)
+    check_pods(pods(jobs, script(WORK), env, **each))
+    driver.process.terminate()
+    driver.succeed()
+
+
 def test_containers_of_tony_meet_in_a_folder(script, jobs, tmp_path: Path) -> None:
     """TonY gives its tasks the places and the address of the original's rendezvous, which is not used."""
     env = {
@@ -246,6 +291,10 @@ def test_containers_of_tony_meet_in_a_folder(script, jobs, tmp_path: Path) -> No
     job.fail()
     for text in ("rank 1 of 3", "HOROVOD_RENDEZVOUS_DIR", "HOROVOD_JOB_KEY"):
         assert text in job.stderr, job.report()
+    env |= {"HOROVOD_JOB_KEY": "ab" * 32, "HOROVOD_GLOO_RENDEZVOUS_PORT": "none"}
+    job = jobs(harness.Job([sys.executable, script(INIT)], env={**env, **one}))
+    job.fail()
+    assert 'HOROVOD_GLOO_RENDEZVOUS_PORT="none"' in job.stderr, job.report()
 
 
 @pytest.mark.parametrize(

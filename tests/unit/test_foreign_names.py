@@ -26,7 +26,7 @@ from horovod.runner.util import threads
 from horovod.spark import conf
 
 MODULES = [
-    *("gloo_run", "mpi_run", "js_run", "task_fn", "driver.driver_service", "http.http_server"),
+    *("gloo_run", "mpi_run", "js_run", "task_fn", "driver.driver_service", "http.http_client"),
     *("common.util.settings", "common.util.config_parser", "common.util.network"),
     *("common.util.safe_shell_exec", "common.service.task_service", "util.network", "util.lsf"),
     *("elastic.driver", "elastic.settings", "elastic.rendezvous", "elastic.registration"),
@@ -77,6 +77,13 @@ def test_a_constant_of_the_originals_spark_says_what_to_use() -> None:
 
 def test_who_asks_first_gets_a_plain_answer() -> None:
     assert importlib.util.find_spec("horovod.runner.gloo_run") is None
+
+
+def test_handlers_of_the_originals_rendezvous_say_what_to_use() -> None:
+    with pytest.raises(
+        ImportError, match=r"http_server\.KVStoreServer .*HOROVOD_RANK0_ADDRESS"
+    ):
+        exec("from horovod.runner.http.http_server import KVStoreServer")
 
 
 @pytest.mark.parametrize("name", ["parse_args", "check_build", "run_controller"])

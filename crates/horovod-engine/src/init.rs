@@ -285,7 +285,7 @@ fn connect(
 }
 
 fn launchers_place(config: &Config) -> Result<RendezvousPlace, Error> {
-    let Some(key) = &config.start.job_key else {
+    let Some(key) = bootstrap::user_key(config)? else {
         return Err(Error::Init(
             "HOROVOD_RENDEZVOUS is set but HOROVOD_JOB_KEY is not: start the job with horovodrun"
                 .into(),
@@ -293,7 +293,7 @@ fn launchers_place(config: &Config) -> Result<RendezvousPlace, Error> {
     };
     Ok(RendezvousPlace {
         addresses: config.start.rendezvous.clone(),
-        key: bootstrap::parse_key(key, "HOROVOD_JOB_KEY")?,
+        key,
     })
 }
 

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use horovod_protocol::Rank;
 use horovod_transport::rendezvous::{Server, ServerConfig, ServerEvent};
 use horovod_transport::unreached::Unreached;
-use horovod_transport::{JobKey, loopback, resolve_interfaces};
+use horovod_transport::{JobKey, Ports, loopback, resolve_interfaces};
 
 use crate::environment;
 use crate::executor::RendezvousSource;
@@ -102,6 +102,15 @@ impl Rendezvous {
         })
     }
 
+    /// For ranks of any host that have the key and know the port already.
+    pub fn start_at(port: u16, size: u32, key: JobKey) -> Result<Self, RendezvousError> {
+        Self::serve(Reach::AllHosts, &[], Some(key), |bind, key| {
+            let mut config = ServerConfig::new(bind, key, size);
+            config.ports = Ports::One(port);
+            config
+        })
+    }
+
     /// As [`Self::start`]; `check` is the command that checks the network of this job, for people.
     pub(crate) fn start_with_check(
         check: String,
@@ -133,7 +142,9 @@ impl Rendezvous {
         };
         let bind = reach.addresses(interfaces)?;
         let mut config = config(bind, key.clone());
-        config.ports = environment::ports().map_err(RendezvousError::Ports)?;
+        if config.ports == Ports::Any {
+            config.ports = environment::ports().map_err(RendezvousError::Ports)?;
+        }
         let server = Server::start(config).map_err(RendezvousError::Listen)?;
         let mut addresses = server.addrs().to_vec();
         // To another host the loopback is itself.

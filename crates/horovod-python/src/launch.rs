@@ -24,29 +24,12 @@ pub(crate) struct Rendezvous {
     key: String,
 }
 
-impl Rendezvous {
-    fn lock(&self) -> MutexGuard<'_, Option<horovod_launch::Rendezvous>> {
-        self.served.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn parsed(key: &str) -> PyResult<JobKey> {
+    JobKey::from_hex(key).ok_or_else(|| PyValueError::new_err("the key is not 64 hex digits"))
 }
 
-#[pymethods]
 impl Rendezvous {
-    /// For `size` ranks; on the loopback only if `local`, else on these interfaces or all. Without a key it makes one.
-    #[new]
-    #[pyo3(signature = (size, local, interfaces, key=None))]
-    fn new(size: u32, local: bool, interfaces: Vec<String>, key: Option<String>) -> PyResult<Self> {
-        let key = key.map(|key| {
-            JobKey::from_hex(&key)
-                .ok_or_else(|| PyValueError::new_err("the key is not 64 hex digits"))
-        });
-        let key = key.transpose()?;
-        let reach = if local {
-            Reach::ThisHost
-        } else {
-            Reach::AllHosts
-        };
-        let served = horovod_launch::Rendezvous::start_with_key(size, reach, &interfaces, key);
+    fn of(served: Result<horovod_launch::Rendezvous, RendezvousError>) -> PyResult<Self> {
         let served = served.map_err(|error| match error {
             RendezvousError::Interfaces(_) | RendezvousError::Ports(_) => {
                 PyValueError::new_err(error.to_string())
@@ -58,6 +41,38 @@ impl Rendezvous {
             key: served.key(),
             served: Mutex::new(Some(served)),
         })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<horovod_launch::Rendezvous>> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl Rendezvous {
+    /// For ranks of any host that have this key and know this port already.
+    #[staticmethod]
+    fn at(port: u16, size: u32, key: &str) -> PyResult<Self> {
+        let key = parsed(key)?;
+        Self::of(horovod_launch::Rendezvous::start_at(port, size, key))
+    }
+
+    /// For `size` ranks; on the loopback only if `local`, else on these interfaces or all. Without a key it makes one.
+    #[new]
+    #[pyo3(signature = (size, local, interfaces, key=None))]
+    fn new(size: u32, local: bool, interfaces: Vec<String>, key: Option<String>) -> PyResult<Self> {
+        let key = key.map(|key| parsed(&key)).transpose()?;
+        let reach = if local {
+            Reach::ThisHost
+        } else {
+            Reach::AllHosts
+        };
+        Self::of(horovod_launch::Rendezvous::start_with_key(
+            size,
+            reach,
+            &interfaces,
+            key,
+        ))
     }
 
     /// Where ranks reach it, as `ip:port`.

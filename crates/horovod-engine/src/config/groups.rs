@@ -4,7 +4,7 @@
     reason = "each field is the setting of the same name in SETTINGS"
 )]
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -19,6 +19,9 @@ use super::{
     BootstrapSettings, ConsistencySettings, elastic, metrics, ports, seconds, system_hostname,
 };
 use crate::error::Error;
+
+const DRIVER_ADDRESS: &str = "HOROVOD_GLOO_RENDEZVOUS_ADDR";
+const DRIVER_PORT: &str = "HOROVOD_GLOO_RENDEZVOUS_PORT";
 
 /// Which rank this process is, of how many, and where the ranks are.
 #[derive(Clone, Debug)]
@@ -165,10 +168,39 @@ impl RankSettings {
     }
 }
 
+/// The rendezvous of a driver that was written for Horovod 0.28, which gives ranks its address; the user gives the key.
+fn served_by_a_driver(env: &dyn Environment) -> Result<Vec<SocketAddr>, Error> {
+    let has_key = settings::JOB_KEY.is_set(env) || settings::JOB_KEY_FILE.is_set(env);
+    let has_another = settings::RANK0_ADDRESS.is_set(env) || settings::RENDEZVOUS_DIR.is_set(env);
+    let place = [DRIVER_ADDRESS, DRIVER_PORT].map(|name| settings::text_of(env, name));
+    let [Some(host), Some(port)] = place else {
+        return Ok(Vec::new());
+    };
+    if !has_key || has_another || !settings::RANK.is_set(env) {
+        return Ok(Vec::new());
+    }
+    let found = port
+        .trim()
+        .parse()
+        .map_err(|_| "the port is not a number up to 65535".to_owned())
+        .and_then(|port: u16| {
+            let found = (host.trim(), port).to_socket_addrs();
+            found.map_err(|e| e.to_string())
+        });
+    found.map(Iterator::collect).map_err(|why| {
+        Error::Init(format!(
+            "{DRIVER_ADDRESS}={host:?} and {DRIVER_PORT}={port:?}, where a driver serves the rendezvous: {why}"
+        ))
+    })
+}
+
 impl StartSettings {
     pub(super) fn read(env: &dyn Environment, started: Option<Started>) -> Result<Self, Error> {
         Ok(Self {
-            rendezvous: settings::RENDEZVOUS.read(env)?,
+            rendezvous: match settings::RENDEZVOUS.read(env)? {
+                none if none.is_empty() => served_by_a_driver(env)?,
+                addresses => addresses,
+            },
             agent_socket: settings::AGENT_SOCKET.read(env)?,
             job_key: settings::JOB_KEY.read(env)?,
             bootstrap: BootstrapSettings {
