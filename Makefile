@@ -30,7 +30,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 # uv installs in a third of pip's time. pip installs where uv fails: uv does not read pip's configuration.
 PACKAGES = sh -c 'uv pip install --python $(BIN)/python "$$@" || exec $(PIP) --no-compile "$$@"' packages
 
-.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-candle test-burn test-loom test-portable publish-check msrv semver sanitizers fuzz chaos seeded-faults soak lint fmt docs bench bench-builds bench-micro bench-tools mpi chart-tools release wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
+.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-candle test-burn test-loom test-portable publish-check msrv semver sanitizers fuzz chaos seeded-faults soak lint fmt docs bench bench-builds bench-micro bench-tools published mpi chart-tools release wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -183,11 +183,17 @@ docs: $(STAMPS)/docs-tools ## Build the documentation as a site into site/: ever
 	@if python -c 'import horovod' 2>/dev/null; then python build_backend/docs_check.py; \
 		else echo "signatures not compared with the installed package: make install"; fi
 
-# Measures the published wheel. The next `make test` installs the tests' wheel again.
+# Benchmarks measure the published wheel. The next `make test` installs the tests' wheel again.
+MEASURED_WHEEL = rm -f $(STAMPS)/install && $(PIP) --quiet --no-deps --force-reinstall dist/*.whl
+
 bench: $(STAMPS)/dev-packages $(STAMPS)/wheel bench-tools ## Measure against Gloo, Open MPI and the floor; write docs/performance.md (ARGS=--quick: neither).
-	rm -f $(STAMPS)/install
-	$(PIP) --quiet --no-deps --force-reinstall dist/*.whl
+	$(MEASURED_WHEEL)
 	python bench/run.py $(ARGS)
+
+published: $(STAMPS)/dev-packages $(STAMPS)/wheel ## Train the published models on this machine and model 512 accelerators; write docs/scaling.md (ARGS=--quick: neither).
+	$(MEASURED_WHEEL)
+	$(PACKAGES) torchvision
+	python bench/published.py $(ARGS)
 
 bench-builds: $(STAMPS)/dev-packages ## Compare two wheels, starts in turns: BEFORE=old.whl AFTER=new.whl (ARGS="--starts 9": more starts).
 	python bench/builds.py $(BEFORE) $(AFTER) $(ARGS)

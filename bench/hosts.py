@@ -210,6 +210,15 @@ def rank_program(cases: Sequence[str], repeats: int) -> None:
             print(json.dumps(record), flush=True)
 
 
+def python_on(net: network.Network, ranks: int, words: Sequence[str]) -> list[str]:
+    """The command that runs Python with these words as so many ranks on each host."""
+    command = [str(Path(sys.executable).with_name("horovodrun")), "-np"]
+    command += [str(len(net.hosts) * ranks)]
+    command += ["-H", ",".join(f"{host.name}:{ranks}" for host in net.hosts)]
+    command += ["-p", str(network.SSH_PORT), "-i", str(net.folder / "user")]
+    return net.hosts[0].enter([*command, sys.executable, *words])
+
+
 def launch(
     net: network.Network, link: Link, ranks: int, connections: int, repeats: int
 ) -> dict[str, dict[str, object]]:
@@ -217,12 +226,10 @@ def launch(
     settings = {"OMP_NUM_THREADS": "1", "HOROVOD_CONNECTIONS_PER_PEER": str(connections)}
     if link.delay_s:
         settings["HOROVOD_GLOO_IFACE"] = wire.NAME
-    words = [str(Path(sys.executable).with_name("horovodrun")), "-np", str(2 * ranks)]
-    words += ["-H", ",".join(f"{host.name}:{ranks}" for host in net.hosts)]
-    words += ["-p", str(network.SSH_PORT), "-i", str(net.folder / "user")]
-    words += [sys.executable, str(Path(__file__).resolve()), "--cases", ";".join(link.cases)]
+    words = [str(Path(__file__).resolve()), "--cases", ";".join(link.cases)]
     words += ["--repeats", str(repeats)]
-    done = output_of(net.hosts[0].enter(words), LIMIT_S, env={**os.environ, **settings})
+    command = python_on(net, ranks, words)
+    done = output_of(command, LIMIT_S, env={**os.environ, **settings})
     if done.returncode:
         raise SystemExit(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
     lines = [

@@ -112,7 +112,7 @@ def run(
         variables = {**os.environ, **ENVIRONMENT, **(env or {})}
         log = Path(folder) / "log"
         with (
-            _undisturbed(f"{peer} on {ranks} ranks"),
+            undisturbed(f"{peer} on {ranks} ranks"),
             log.open("wb") as both,
             started(words, stdout=both, stderr=both, env=variables) as process,
         ):
@@ -124,7 +124,7 @@ def run(
 
 
 @contextlib.contextmanager
-def _undisturbed(who: str) -> Iterator[None]:
+def undisturbed(who: str) -> Iterator[None]:
     """Say so when something else used the processors meanwhile: such figures are worth little."""
 
     def spent() -> tuple[float, float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -102,6 +103,52 @@ def scaling(points: list[dict], path: Path) -> None:
         axes.grid(alpha=0.3)
     all_axes[0].legend(fontsize="small")
     figure.suptitle("negotiating one step of 200 gradients in steady state, simulated")
+    _save(figure, path)
+
+
+MODELS = ("#5a8f3d", "#3b6ea5", "#c1440e", "#8a5fb0")
+
+
+def published(
+    curves: dict[str, dict[str, list[float]]],
+    accelerators: Sequence[int],
+    known: dict[str, float | None],
+    training: dict | None,
+    path: Path,
+) -> None:
+    """Efficiency over the number of accelerators, modelled and published; beside it what ran here."""
+    figure, (model, here) = plt.subplots(1, 2, figsize=(12, 4.6))
+    for colour, (name, values) in zip(MODELS, curves.items(), strict=True):
+        label = f"{name}, modelled"
+        model.plot(accelerators, values["line"], color=colour, marker="o", ms=4, label=label)
+        model.plot(accelerators, values["here"], color=colour, ls=":")
+    # Two published figures are equal: one marker for both.
+    groups: dict[float, list[str]] = {}
+    for name, share in known.items():
+        if share is not None:
+            groups.setdefault(share, []).append(name)
+    for marker, (share, names) in zip("sD", groups.items(), strict=False):
+        label = f"{' and '.join(names)}, published"
+        model.plot([accelerators[-1]], [share], marker, mfc="none", mec="black", ms=9, label=label)
+    model.set(xlabel="accelerators, four to a server", ylabel="efficiency", ylim=(0, 1.05))
+    model.set_xscale("log", base=2)
+    model.set_xticks(accelerators, list(map(str, accelerators)))
+    model.set_title("MODELLED, 25 Gbit/s; dotted: at the rate reached here", fontsize="medium")
+    colours = dict(zip(curves, MODELS, strict=True))
+    markers = dict(zip(("PyTorch", "TensorFlow", "JAX"), "os^", strict=True))
+    for run in training["runs"] if training else []:
+        for hosts, line in ((1, "-"), (2, "--")):
+            rows = [r for r in run["rows"] if r["hosts"] == hosts or r["ranks"] == 1]
+            shares = [r["together"] / r["apart"] for r in rows]
+            label = f"{run['framework']}, {run['model']}" if hosts == 1 else None
+            style: dict[str, Any] = {"color": colours[run["model"]], "ls": line, "label": label}
+            here.plot([r["ranks"] for r in rows], shares, marker=markers[run["framework"]], **style)
+    here.set_xticks(range(1, 5))
+    here.set(xlabel="ranks; dashed: on two hosts", ylim=(0, 1.05))
+    here.set_title("measured on this machine's processors", fontsize="medium")
+    for axes in (model, here):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="x-small", loc="lower left")
     _save(figure, path)
 
 

@@ -27,11 +27,11 @@ def sections(results: Results, pictures: Path) -> list[str]:
         if barriers := found.get("meetings"):
             times = ", ".join(f"{1e9 * seconds:.0f}" for seconds in barriers)
             lines += [f"Two processes met in {times} ns before each round.", ""]
-        lines += _disturbances(found)
+        lines += disturbances(found)
         lines += [*tables.collectives(found), "", f"![]({picture.name})", ""]
     if found := results.load("frameworks"):
         lines += ["### Frameworks, 2 ranks on one host", "", found["machine"] + ".", ""]
-        lines += [*_disturbances(found), *frameworks.rows(found), ""]
+        lines += [*disturbances(found), *frameworks.rows(found), ""]
     if found := results.load("overlap"):
         picture = pictures / "performance-overlap.png"
         plots.overlap(found, picture)
@@ -56,23 +56,24 @@ def sections(results: Results, pictures: Path) -> list[str]:
     return lines
 
 
-def _disturbances(found: dict) -> list[str]:
+def disturbances(found: dict) -> list[str]:
+    """A warning above figures that other work has disturbed."""
     if not found.get("disturbed"):
         return []
     text = "; ".join(found["disturbed"])
     return [f"**Disturbed, worth little, to be measured again:** {text}.", ""]
 
 
-def write(page: Path, lines: list[str]) -> None:
+def write(page: Path, lines: list[str], begin: str = BEGIN) -> None:
     """Replace the sections between the markers that were measured; those that were not stay."""
     text = page.read_text()
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise SystemExit(f"{page}: needs one line {BEGIN!r} and after it one {END!r}")
-    before, rest = text.split(BEGIN)
+    if text.count(begin) != 1 or text.count(END) != 1 or text.index(begin) > text.index(END):
+        raise SystemExit(f"{page}: needs one line {begin!r} and after it one {END!r}")
+    before, rest = text.split(begin)
     measured, after = rest.split(END)
     found = _by_title(measured.splitlines()) | _by_title(lines)
     whole = "\n\n".join(found.values())
-    page.write_text(before + BEGIN + "\n\n" + whole + "\n\n" + END + after)
+    page.write_text(before + begin + "\n\n" + whole + "\n\n" + END + after)
     print(f"wrote {page}")
 
 

@@ -125,7 +125,9 @@ def main():
     def benchmark_batches(count):
         for _ in range(count):
             optimizer.zero_grad()
-            F.cross_entropy(model(data), target).backward()
+            output = model(data)
+            # In training Inception also returns the output of its second classifier.
+            F.cross_entropy(getattr(output, "logits", output), target).backward()
             optimizer.step()
         if cuda:
             torch.cuda.synchronize()  # until here all of it was only queued
@@ -145,12 +147,12 @@ def main():
     for number in range(args.num_iters):
         seconds = timeit.timeit(lambda: benchmark_batches(args.num_batches_per_iter), number=1)
         img_secs.append(args.batch_size * args.num_batches_per_iter / seconds)
-        log(f"Iter #{number}: {img_secs[-1]:.1f} img/sec per {kind}")
+        log(f"Iter #{number}: {img_secs[-1]:.2f} img/sec per {kind}")
     mean, spread = np.mean(img_secs), 1.96 * np.std(img_secs)
-    log(f"Img/sec per {kind}: {mean:.1f} +-{spread:.1f}")
+    log(f"Img/sec per {kind}: {mean:.2f} +-{spread:.2f}")
     log(
         f"Total img/sec on {hvd.size()} {kind}(s): "
-        f"{hvd.size() * mean:.1f} +-{hvd.size() * spread:.1f}"
+        f"{hvd.size() * mean:.2f} +-{hvd.size() * spread:.2f}"
     )
 
 

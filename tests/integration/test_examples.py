@@ -71,6 +71,16 @@ def learns_digits(script: str, jobs) -> harness.Job:
     return job
 
 
+# A model of Keras compiles for half a minute.
+@pytest.mark.thorough(also="tests/integration/test_tf_examples.py::test_example_runs")
+def test_the_benchmark_of_jax_runs(jobs) -> None:
+    words = ["--model", "MobileNet", "--image-size", "32", "--batch-size", "2", "--num-iters", "1"]
+    words += ["--num-warmup-batches", "1", "--num-batches-per-iter", "1", "--fp16-allreduce"]
+    script = EXAMPLES / "jax" / "jax_synthetic_benchmark.py"
+    job = jobs(harness.python(2, script, *words, forked=True)).succeed()
+    assert re.search(r"Total img/sec on 2 CPU\(s\): \d", job.stdout), job.report()
+
+
 def test_flax_learns_digits(jobs) -> None:
     learns_digits("flax_digits.py", jobs)
 

@@ -170,12 +170,14 @@ def test_a_page_without_markers_is_left_alone(tmp_path):
     assert page.read_text() == "no markers"
 
 
-def test_the_page_has_its_markers():
+def test_the_pages_have_their_markers():
+    import published
     import report
 
-    text = (BENCH.parent / "docs" / "performance.md").read_text()
+    for page, begin in (("performance.md", report.BEGIN), ("scaling.md", published.BEGIN)):
+        text = (BENCH.parent / "docs" / page).read_text()
 
-    assert text.index(report.BEGIN) < text.index(report.END)
+        assert text.index(begin) < text.index(report.END)
 
 
 def test_resnet50_has_its_parameters():
