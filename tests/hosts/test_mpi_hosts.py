@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -105,6 +106,26 @@ assert MPI.COMM_WORLD.allreduce(hvd.rank()) == 1
 def greetings(job: harness.Job) -> list[str]:
     """Lines of the ranks' output, sorted."""
     return sorted(line for line in job.stdout.splitlines() if "says" in line)
+
+
+def of_the_page(pattern: str) -> str:
+    """The part of docs/clusters.md's first job that matches the pattern."""
+    page = (harness.ROOT / "docs" / "clusters.md").read_text()
+    text = page.partition("## A first job by `mpirun`\n")[2].partition("\n## ")[0]
+    found = re.search(pattern, text, re.MULTILINE | re.DOTALL)
+    assert found, pattern
+    return found[1]
+
+
+@pytest.mark.parametrize("start", LIBRARIES, indirect=True)
+def test_the_first_job_of_the_page(start) -> None:
+    check = of_the_page(r'^mpirun -np 2 -H host1:1,host2:1 python -c "(.*?)"$')
+    assert start(check).succeed().stdout.split() in (["2", "2"], ["22"])
+    job = start(of_the_page(r"^```python\n(.*?)^```$")).succeed()
+    shown = of_the_page(r"^\$ mpirun -np 4 -H host1:2,host2:2 python train.py\n(.*?)^```$")
+    line = re.compile(r"rank (\d) of (\d) on ([\w-]+): loss 0\.\d")
+    assert len(line.findall(shown)) == 4
+    assert sorted(line.findall(job.stdout)) == [("0", "2", "host-a"), ("1", "2", "host-b")]
 
 
 @pytest.mark.parametrize("start", LIBRARIES, indirect=True)

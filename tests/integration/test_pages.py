@@ -81,7 +81,8 @@ COMMANDS_NOT_RUN = {
 PYTHON_NOT_RUN = {r"torch\.distributed\.all_reduce": "needs two GPUs and NCCL"}
 # Blocks in Python that another test runs.
 RUN_ELSEWHERE = {
-    r"\bmpi4py\b": "tests/integration/test_mpi.py::test_the_scripts_of_the_documentation"
+    r"import MPI  # Open MPI 5": "tests/hosts/test_mpi_hosts.py::test_the_first_job_of_the_page",
+    r"\bmpi4py\b": "tests/integration/test_mpi.py::test_the_scripts_of_the_documentation",
 }
 # Where the crate makes documentation tests of the pages with blocks in Rust.
 RUST_PAGES = [str(path) for path in harness.ROOT.glob("crates/*/tests/pages/mod.rs")]

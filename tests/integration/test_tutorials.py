@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from pathlib import Path
 
 from test_pages import read_blocks
 
+import docs_notebook
 import harness
-
-
-def apply(script: str, diff: str) -> str:
-    """The script after the changes of a diff, whose parts are separated by `@@`."""
-    for part in re.split(r"^@@\n", diff, flags=re.MULTILINE):
-        lines = part.splitlines()
-        assert all(line[:1] in "+- " for line in lines), part
-        before = "".join(f"{line[1:]}\n" for line in lines if line[:1] != "+")
-        after = "".join(f"{line[1:]}\n" for line in lines if line[:1] != "-")
-        assert script.count(before) == 1, f"the script has to have these lines once:\n{before}"
-        script = script.replace(before, after)
-    return script
+from docs_notebook import apply
 
 
 def losses(text: str) -> list[float]:
@@ -59,6 +51,16 @@ def test_six_changes_make_the_script_distributed(jobs, tmp_path: Path) -> None:
     # The page shows this output.
     shown = re.findall(r"on 2 ranks: loss (\S+)", (harness.ROOT / "docs/index.md").read_text())
     assert len(shown) == 3
+
+
+def test_the_notebook_trains_in_its_process_and_on_two_ranks(jobs, tmp_path: Path) -> None:
+    cells = json.loads(docs_notebook.NOTEBOOK.read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    path = tmp_path / "notebook.py"
+    path.write_text("\n\n".join(code))
+    job = jobs(harness.Job([sys.executable, path], cwd=tmp_path, forked=True)).succeed()
+    assert len(losses(job.stdout)) == 6
+    assert job.stdout.count("on 2 ranks: loss") == 3
 
 
 def test_a_killed_rank_is_replaced_as_the_page_says(jobs, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import docs_check
+import docs_notebook
 import docs_pictures
 import docs_site
 import harness
@@ -88,6 +89,15 @@ def test_pictures_are_up_to_date() -> None:
     steps = docs_pictures.training_steps(docs_pictures.PERFORMANCE.read_text())
     assert len(steps) == 2
     assert all(len(values) == 3 for values in steps.values())
+
+
+def test_the_notebook_has_the_steps_of_the_page() -> None:
+    made = docs_notebook.notebook(docs_notebook.PAGE.read_text())
+    assert docs_notebook.NOTEBOOK.read_text() == docs_notebook.text_of(made), (
+        "run `python build_backend/docs_notebook.py`"
+    )
+    texts = ["".join(cell["source"]) for cell in made["cells"] if cell["cell_type"] == "markdown"]
+    assert sum("```diff" in text for text in texts) == 6
 
 
 def test_a_signature_that_the_reference_shows_wrongly_is_found() -> None:
