@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -62,6 +64,14 @@ def test_the_page_of_the_command_line_is_up_to_date() -> None:
     assert page.count("\n| `-") == len(options)
 
 
+def test_the_page_of_the_metrics_is_up_to_date() -> None:
+    text = docs_site.metrics_of_a_job(harness.HOROVODRUN)
+    hint = "out of date; run `python build_backend/docs_site.py metrics`"
+    page = docs_site.METRICS.read_text()
+    assert page == docs_site.metrics(text), hint
+    assert page.count("\n| `horovod_") == text.count("# HELP ") > 20
+
+
 def test_links_out_of_the_pages_become_addresses(tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     (docs / "internals").mkdir(parents=True)
@@ -72,6 +82,26 @@ def test_links_out_of_the_pages_become_addresses(tmp_path: Path) -> None:
         "[a](../b.md#c) [b](https://x.org/blob/main/MAP.md#d) [c](https://x.org/tree/main/examples) "
         "[d](https://e.org)\n"
     )
+
+
+# The package itself is for `horovod.run`, which horovod.runner has; the core's names are for C; constants have no text.
+NOT_IN_THE_REFERENCE = {"horovod", "horovod._core", "horovod.spark.conf"}
+
+
+def test_the_reference_has_every_module_that_a_page_imports() -> None:
+    imported: dict[str, str] = {}
+    for page in [harness.ROOT / "README.md", *DOCS.rglob("*.md")]:
+        for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S):
+            for node in ast.walk(ast.parse(block)):
+                if isinstance(node, ast.Import):
+                    imported |= dict.fromkeys((alias.name for alias in node.names), page.name)
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    imported[node.module] = page.name
+    ours = {name for name in imported if re.match(r"horovod\b", name)}
+    assert len(ours) > 15
+    shown = {match["module"] for match in docs_site.API.finditer((DOCS / "api.md").read_text())}
+    missing = ours - shown - NOT_IN_THE_REFERENCE
+    assert not missing, {name: imported[name] for name in missing}
 
 
 def test_every_module_of_the_reference_is_in_its_sources() -> None:
