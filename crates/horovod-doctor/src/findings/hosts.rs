@@ -303,7 +303,7 @@ fn judge_files(chart: &Chart, host: &Patient, facts: &HostFacts, found: &mut Fin
 
 fn judge_threads(slots: u32, name: &str, facts: &HostFacts, found: &mut Findings) {
     let ranks = u64::from(slots);
-    let threads = ranks * (u64::from(threads_of(facts)) + THREADS);
+    let threads = ranks * (u64::from(threads_set(facts).unwrap_or(facts.cpus)) + THREADS);
     if let Some(limit) = facts.limits.nproc.filter(|limit| *limit < threads) {
         let what = format!(
             "ulimit -u is {limit}: {ranks} rank{} start about {threads} threads",
@@ -319,11 +319,9 @@ fn plural(count: u64) -> &'static str {
     if count == 1 { "" } else { "s" }
 }
 
-/// Threads that compute in each rank.
-fn threads_of(facts: &HostFacts) -> u32 {
-    let set = facts.omp_threads.as_ref();
-    set.and_then(|text| text.trim().parse().ok())
-        .unwrap_or(facts.cpus)
+/// `OMP_NUM_THREADS`, where it is set to a number.
+fn threads_set(facts: &HostFacts) -> Option<u32> {
+    facts.omp_threads.as_ref()?.trim().parse().ok()
 }
 
 fn judge_processors(slots: u32, name: &str, facts: &HostFacts, found: &mut Findings) {
@@ -339,13 +337,14 @@ fn judge_processors(slots: u32, name: &str, facts: &HostFacts, found: &mut Findi
         let fix = format!("give this host at most {cpus} slots, unless its ranks compute on GPUs");
         found.add(Severity::Slow, name, what, fix);
     }
-    let (threads, share) = (threads_of(facts), (cpus / slots.max(1)).max(1));
-    if slots > 1 && cpus > 1 && threads > share {
-        let who = match &facts.omp_threads {
-            None => "OMP_NUM_THREADS is not set".to_owned(),
-            Some(value) => format!("OMP_NUM_THREADS is {value}"),
-        };
-        let what = format!("{who}: {slots} ranks with {threads} threads each on {processors}");
+    let share = (cpus / slots.max(1)).max(1);
+    // Without a value `horovodrun` sets this share.
+    if let Some(threads) =
+        threads_set(facts).filter(|threads| slots > 1 && cpus > 1 && *threads > share)
+    {
+        let what = format!(
+            "OMP_NUM_THREADS is {threads}: {slots} ranks with {threads} threads each on {processors}"
+        );
         let fix = format!("export OMP_NUM_THREADS={share} before horovodrun");
         found.add(Severity::Slow, name, what, fix);
     }

@@ -269,9 +269,9 @@ fn what_a_job_needs_from_a_host() {
         "top",
     );
     check(
-        |f| f.omp_threads = None,
+        |f| f.omp_threads = Some("8".into()),
         Severity::Slow,
-        "OMP_NUM_THREADS is not set: 2 ranks with 8 threads each on 8 processors",
+        "OMP_NUM_THREADS is 8: 2 ranks with 8 threads each on 8 processors",
         "export OMP_NUM_THREADS=4",
     );
     check(
@@ -294,7 +294,7 @@ fn one_rank_shares_nothing() {
     (chart.hosts[0].slots, chart.plan.size) = (1, 1);
     let spoiled = facts(&mut chart, 0);
     spoiled.memfd_problem = Some("no".into());
-    spoiled.omp_threads = None;
+    spoiled.omp_threads = Some("9".into());
     spoiled.names.push(("h0".into(), Err("unknown".into())));
     assert_eq!(of(&chart), []);
 }
@@ -513,10 +513,17 @@ fn pairs_that_were_left_out_are_listed() {
 }
 
 #[test]
+fn threads_that_the_launcher_sets_are_no_finding() {
+    let mut chart = chart(1);
+    facts(&mut chart, 0).omp_threads = None;
+    assert!(of(&chart).is_empty());
+}
+
+#[test]
 fn the_worst_comes_first_and_the_same_is_said_once() {
     let mut chart = chart(3);
     for host in 0..3 {
-        facts(&mut chart, host).omp_threads = None;
+        facts(&mut chart, host).omp_threads = Some("8".into());
     }
     facts(&mut chart, 1).limits.nofile = Some(5);
     facts(&mut chart, 2).has_cwd = false;
