@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -23,7 +24,7 @@ import re
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,37 +139,41 @@ def together(net: network.Network | None, words: list[str], ranks: int) -> float
 
 
 def run_training(results: Results, options: argparse.Namespace) -> None:
-    """Every chosen framework and model; earlier figures of others stay."""
+    """Every chosen framework and model, each stored at once; earlier figures of others stay."""
     found = (results.load("published-training") or {}).get("runs", [])
-    before = len(launch.disturbances)
     reason = network.why_not()
     with contextlib.ExitStack() as stack:
         net = None
         if not reason:
             net = network.Network(2)
             stack.callback(net.down)
-        for framework in options.frameworks:
-            for name in options.models:
-                words = script(framework, MODELS[name], options.quick)
-                alone = {1: apart(words, 1)}
-                rows = [{"ranks": 1, "hosts": 1, "together": alone[1], "apart": alone[1]}]
-                for ranks, count in QUICK_PLACES if options.quick else PLACES:
-                    if count > 1 and net is None:
-                        continue
-                    total = ranks * count
-                    if total not in alone:
-                        alone[total] = apart(words, total)
-                    speed = together(net if count > 1 else None, words, ranks)
-                    rows.append(
-                        {"ranks": total, "hosts": count, "together": speed, "apart": alone[total]}
-                    )
-                    print(f"{framework}, {name}: {rows[-1]}", flush=True)
-                key = {"framework": framework, "model": name}
-                found = [run for run in found if {k: run[k] for k in key} != key]
-                found.append({**key, "rows": rows})
-    noticed = list(dict.fromkeys(launch.disturbances[before:]))
-    figures = {"runs": found, "machine": machine(), "disturbed": noticed, "skipped": reason}
-    results.store("published-training", figures)
+        for framework, name in itertools.product(options.frameworks, options.models):
+            before = len(launch.disturbances)
+            words = script(framework, MODELS[name], options.quick)
+            run = {"framework": framework, "model": name}
+            found = [other for other in found if {k: other[k] for k in run} != run]
+            places = QUICK_PLACES if options.quick else PLACES
+            rows = efficiencies(net, words, [place for place in places if net or place[1] == 1])
+            print(f"{framework}, {name}: {rows}", flush=True)
+            disturbed = len(launch.disturbances) > before
+            found.append({**run, "rows": rows, "disturbed": disturbed})
+            figures = {"runs": found, "machine": machine(), "skipped": reason}
+            results.store("published-training", figures)
+
+
+def efficiencies(
+    net: network.Network | None, words: list[str], places: Sequence[tuple[int, int]]
+) -> list[dict[str, float]]:
+    """Images per second together and apart, alone and at each place."""
+    alone = {1: apart(words, 1)}
+    rows = [{"ranks": 1, "hosts": 1, "together": alone[1], "apart": alone[1]}]
+    for ranks, count in places:
+        total = ranks * count
+        if total not in alone:
+            alone[total] = apart(words, total)
+        speed = together(net if count > 1 else None, words, ranks)
+        rows.append({"ranks": total, "hosts": count, "together": speed, "apart": alone[total]})
+    return rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,7 +323,9 @@ def sections(results: Results, pictures: Path) -> list[str]:
     lines: list[str] = []
     if training:
         lines += ["### Efficiency measured on this machine", "", training["machine"] + ".", ""]
-        lines += [*report.disturbances(training), *training_table(training), ""]
+        disturbed = [run for run in training["runs"] if run["disturbed"]]
+        names = [f"{run['framework']}, {run['model']}, beside other work" for run in disturbed]
+        lines += [*report.disturbances({"disturbed": names}), *training_table(training), ""]
     if model:
         lines += ["### Allreduce between limited links", "", links["machine"] + ".", ""]
         lines += [*links_table(model), ""]
