@@ -144,7 +144,8 @@ def published(
             style: dict[str, Any] = {"color": colours[run["model"]], "ls": line, "label": label}
             here.plot([r["ranks"] for r in rows], shares, marker=markers[run["framework"]], **style)
     here.set_xticks(range(1, 5))
-    here.set(xlabel="ranks; dashed: on two hosts", ylim=(0, 1.05))
+    here.set(xlabel="ranks; dashed: on two hosts")
+    here.set_ylim(bottom=0)
     here.set_title("measured on this machine's processors", fontsize="medium")
     for axes in (model, here):
         axes.grid(alpha=0.3)
