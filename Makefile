@@ -30,7 +30,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 # uv installs in a third of pip's time. pip installs where uv fails: uv does not read pip's configuration.
 PACKAGES = sh -c 'uv pip install --python $(BIN)/python "$$@" || exec $(PIP) --no-compile "$$@"' packages
 
-.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-candle test-burn test-loom test-portable publish-check msrv semver sanitizers fuzz chaos seeded-faults soak lint fmt docs bench bench-builds bench-micro bench-tools published mpi chart-tools release wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
+.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-candle test-burn test-loom test-portable check-macos publish-check msrv semver sanitizers fuzz chaos seeded-faults soak lint fmt docs bench bench-builds bench-micro bench-tools published mpi chart-tools release wheel wheel-aarch64 wheel-sparkdl wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -86,6 +86,10 @@ test-portable: ## Run the Rust tests with the code paths that need no Linux (doc
 	else \
 		timeout --kill-after=10 6000 cargo test --locked --lib --bins --tests --no-fail-fast $$packages; \
 	fi
+
+check-macos: ## Check that the engine, the launcher and the module compile for macOS; nothing is linked or run.
+	rustup target add aarch64-apple-darwin
+	cargo check --locked --target aarch64-apple-darwin --package horovod-engine --package horovod-launch --package horovod-python
 
 # Crates that are workspaces of their own; their manifests give the reason.
 OWN_WORKSPACES := $(patsubst %/Cargo.toml,%,$(shell grep -lx '\[workspace\]' crates/*/Cargo.toml))
@@ -214,6 +218,14 @@ bench-tools:
 
 wheel: $(STAMPS)/wheel ## Build the wheel that is published, and the one of the name `horovod-rs`, into dist/.
 	@ls -l dist
+
+# zig links for it, so nothing else is installed. The wheel is not run.
+wheel-aarch64: $(STAMPS)/dev-packages ## Build the wheel for Linux on 64-bit Arm into dist/aarch64/, and check its libraries.
+	rustup target add aarch64-unknown-linux-gnu
+	@rm -rf dist/aarch64
+	@$(STAGE) "building the wheel for aarch64" $(LOGS)/wheel-aarch64.log \
+		python build_backend/horovod_build.py published dist/aarch64 aarch64-unknown-linux-gnu
+	python build_backend/check_wheel.py dist/aarch64
 
 release: $(STAMPS)/wheel ## Gather the wheels, the sources, licences, a bill of materials, the chart and checksums in release/.
 	python build_backend/release.py dist release

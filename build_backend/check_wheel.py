@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -44,6 +45,9 @@ def main(dist: Path) -> None:
     expect("-abi3-" in wheel.name, "not an abi3 wheel")
     with tempfile.TemporaryDirectory(prefix="hvd-wheel-") as folder:
         check_binaries(wheel, Path(folder) / "unpacked")
+        if not wheel.stem.endswith(platform.machine()):
+            report(f"not installed and not run: this machine is {platform.machine()}")
+            return
         check_installed(wheel, Path(folder))
     with tempfile.TemporaryDirectory(prefix="hvd-wheel-") as folder:
         check_both_distributions(dist, Path(folder))

@@ -86,24 +86,24 @@ get_requires_for_build_editable = get_requires_for_build_wheel
 get_requires_for_build_sdist = get_requires_for_build_wheel
 
 
-def build_portable_wheel(directory: str) -> None:
-    """Build the published wheel into `directory`."""
-    host = _rustc_host()
+def build_portable_wheel(directory: str, target: str | None = None) -> None:
+    """Build the published wheel into `directory`, for this kind of machine or another one that Rust calls `target`."""
+    target = target or _rustc_host()
     env = os.environ.copy()
     tag = ["--compatibility", "linux"]
-    arch = host.split("-")[0]
-    if host.endswith("-linux-gnu") and arch in GLIBC_FLOOR:
+    arch = target.split("-")[0]
+    if target.endswith("-linux-gnu") and arch in GLIBC_FLOOR:
         floor = GLIBC_FLOOR[arch]
         if importlib.util.find_spec("ziglang"):
-            name = f"CARGO_TARGET_{host.upper().replace('-', '_')}_LINKER"
+            name = f"CARGO_TARGET_{target.upper().replace('-', '_')}_LINKER"
             env[name] = str(_write_zig_linker(arch, floor))
             tag = ["--compatibility", f"manylinux_{floor.replace('.', '_')}"]
         else:
             print("ziglang is not installed: the wheel is for this machine only", file=sys.stderr)
-    elif not host.endswith("-linux-gnu"):
+    elif not target.endswith("-linux-gnu"):
         tag = []
-    stage_binaries(env, RELEASE, target=host)
-    _run_maturin(env, directory, "--profile", RELEASE, *tag, "--target", host)
+    stage_binaries(env, RELEASE, target=target)
+    _run_maturin(env, directory, "--profile", RELEASE, *tag, "--target", target)
 
 
 def build_quick_wheel(directory: str) -> None:
@@ -195,9 +195,11 @@ def _maturin() -> Any:
 
 
 if __name__ == "__main__":
-    builders = {"published": build_portable_wheel, "quick": build_quick_wheel}
-    if len(sys.argv) != 3 or sys.argv[1] not in builders:
-        sys.exit(f"usage: horovod_build.py {'|'.join(builders)} DIR, not {sys.argv[1:]}")
-    place = sys.argv[2]
-    builders[sys.argv[1]](place)
-    print(metadata_wheel.build(Path(place)))
+    match sys.argv[1:]:
+        case ["published", directory, *target] if len(target) < 2:
+            build_portable_wheel(directory, *target)
+        case ["quick", directory]:
+            build_quick_wheel(directory)
+        case other:
+            sys.exit(f"usage: horovod_build.py published DIR [TARGET] | quick DIR, not {other}")
+    print(metadata_wheel.build(Path(sys.argv[2])))

@@ -1,6 +1,6 @@
 """Gathers what a release consists of in one folder, with checksums: `python release.py WHEELS FOLDER`.
 
-WHEELS is the folder of `make wheel`. FOLDER gets these wheels, the sources, the licences of third parties, a bill of
+WHEELS is the folder of `make wheel` and `make wheel-aarch64`. FOLDER gets these wheels, the sources, the licences of third parties, a bill of
 materials, the Helm chart where helm is installed, and SHA256SUMS. Nothing is signed: the project has no key.
 """
 
@@ -22,7 +22,8 @@ CHECKSUMS = "SHA256SUMS"
 
 def gather(wheels: Path, folder: Path) -> None:
     """Fill a new folder."""
-    found = sorted(wheels.glob("horovod*.whl"))
+    # Those for other machines are in folders of their own; the wheel of metadata is the same for all.
+    found = {wheel.name: wheel for wheel in sorted(wheels.rglob("horovod*.whl"))}.values()
     version = metadata_wheel.version_of_workspace()
     if len(found) < 2 or any(f"-{version}-" not in wheel.name for wheel in found):
         names = [wheel.name for wheel in found]

@@ -11,6 +11,12 @@ use rustix::net::SendFlags;
 
 use crate::{Store, StoreError};
 
+/// A write to a closed socket is an error, not a signal.
+#[cfg(not(target_vendor = "apple"))]
+const SEND_FLAGS: SendFlags = SendFlags::NOSIGNAL;
+#[cfg(target_vendor = "apple")]
+const SEND_FLAGS: SendFlags = SendFlags::empty();
+
 /// A longer line is no answer. Launchers' values have 1,024 or 4,096 bytes at most.
 const LINE_MAX: usize = 1 << 14;
 
@@ -77,7 +83,7 @@ impl Pmi1 {
     fn send(&self, mut bytes: &[u8]) -> Result<(), StoreError> {
         while !bytes.is_empty() {
             self.wait_for(PollFlags::OUT)?;
-            match rustix::net::send(&self.socket, bytes, SendFlags::NOSIGNAL) {
+            match rustix::net::send(&self.socket, bytes, SEND_FLAGS) {
                 Ok(sent) => bytes = &bytes[sent..],
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(e) => return Err(self.error(format!("sending to the launcher failed: {e}"))),

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::platform::fd::Fd;
 use crate::platform::{net, notifier, notify};
+use crate::tcp::stream::SEND_FLAGS;
 use crate::wait::{poll_until, wait_for_any};
 
 /// How long not to accept after the system refused to.
@@ -201,9 +202,8 @@ impl Read for LocalConnection {
 
 impl Write for LocalConnection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let flags = rustix::net::SendFlags::NOSIGNAL;
         self.retry(Direction::Write, |fd| {
-            Ok(rustix::net::send(fd.get()?, bytes, flags)?)
+            Ok(rustix::net::send(fd.get()?, bytes, SEND_FLAGS)?)
         })
     }
 
@@ -275,7 +275,7 @@ mod tests {
         let server = LocalServer::unix(&name).unwrap();
         let mut client = LocalConnection::unix(&name, LIMIT).unwrap();
         let mut connection = server.next(LIMIT).unwrap();
-        let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
+        let flags = SEND_FLAGS | rustix::net::SendFlags::DONTWAIT;
         let fd = connection.fd.clone();
         while rustix::net::send(fd.get().unwrap(), &[0; 1 << 12], flags).is_ok() {}
         client.write_all(b"more").unwrap();
