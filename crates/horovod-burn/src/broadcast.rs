@@ -7,7 +7,7 @@ use horovod::Communicator;
 use horovod::framework::{Lines, broadcast_bytes};
 
 use crate::error::{Error, Result};
-use crate::parameters::{self, Named};
+use crate::parameters::{self, Named, agree, all_done};
 
 /// Returns the module with the parameters of the rank `root`, on all ranks.
 ///
@@ -21,20 +21,22 @@ use crate::parameters::{self, Named};
 ///
 /// # Errors
 /// - [`Error::Differ`] on all ranks if two have different parameters;
-/// - [`Error::Burn`] if burn cannot write or read the parameters: of one rank, so end the program, for the others wait;
+/// - [`Error::OfRank`] on all ranks if burn cannot write the parameters on `root`, or read them on another rank;
 /// - [`Error::Horovod`] for those of [`Communicator`], also if there is no rank `root`.
 pub fn broadcast_parameters<M: Module>(hvd: &Communicator, module: M, root: usize) -> Result<M> {
     let own = parameters::of(&module);
-    parameters::agree(hvd, &parameters::lines(&own), None)?;
+    let lines = parameters::lines(&own);
     let bytes = match hvd.rank() == root {
-        true => parameters::to_bytes(own)?,
-        false => Vec::new(),
+        true => parameters::to_bytes(own),
+        false => Ok(Vec::new()),
     };
+    let bytes = agree(hvd, "burn.parameters", &lines, None, bytes)?;
     let bytes = broadcast_bytes(&hvd.named("burn.parameters"), bytes, root)?;
-    match hvd.rank() == root {
+    let module = match hvd.rank() == root {
         true => Ok(module),
         false => parameters::put(module, bytes),
-    }
+    };
+    all_done(hvd, "burn.parameters", module)
 }
 
 /// Sends the state of the optimizer of the rank `root`, such as moments and numbers of steps, to all ranks.
@@ -46,7 +48,7 @@ pub fn broadcast_parameters<M: Module>(hvd: &Communicator, module: M, root: usiz
 ///
 /// # Errors
 /// - [`Error::Invalid`] on all ranks if the parameters of two ranks have different ids;
-/// - [`Error::Burn`] if burn cannot write or read the state: of one rank, so end the program, for the others wait;
+/// - [`Error::OfRank`] on all ranks if burn cannot write the state on `root`, or read it on another rank;
 /// - [`Error::Horovod`] for those of [`Communicator`], also if there is no rank `root`.
 pub fn broadcast_optimizer_state<M: Module>(
     hvd: &Communicator,
@@ -59,20 +61,29 @@ pub fn broadcast_optimizer_state<M: Module>(
     // burn keeps a random id of its own for running means; no optimizer has a state for them.
     let ids = ids.iter().filter(|one| one.is_trained).map(id);
     let ids = Lines::new(ids.collect());
-    if let Some([(first, one), (second, other)]) = ids.difference(hvd, "burn.optimizer", None)? {
-        let [one, other] = [one, other].map(|side| side.unwrap_or("no such parameter".to_owned()));
-        return Err(Error::invalid(format!(
-            "the state of an optimizer belongs to ids of parameters, which differ: rank {first} has {one}, rank {second} \
-             has {other}; call broadcast_parameters before"
-        )));
-    }
     let bytes = match hvd.rank() == root {
-        true => optimizer.into_bytes()?.to_vec(),
-        false => Vec::new(),
+        true => optimizer.into_bytes().map_err(Error::from),
+        false => Ok(Bytes::from_bytes_vec(Vec::new())),
     };
-    let bytes = broadcast_bytes(&hvd.named("burn.optimizer"), bytes, root)?;
-    if hvd.rank() != root {
-        *optimizer = optimizer.clone().from_bytes(Bytes::from_bytes_vec(bytes))?;
-    }
+    let bytes = agree(hvd, "burn.optimizer", &ids, None, bytes).map_err(of_ids)?;
+    let bytes = broadcast_bytes(&hvd.named("burn.optimizer"), bytes.to_vec(), root)?;
+    let read = match hvd.rank() == root {
+        true => Ok(optimizer.clone()),
+        false => optimizer.clone().from_bytes(Bytes::from_bytes_vec(bytes)),
+    };
+    *optimizer = all_done(hvd, "burn.optimizer", read.map_err(Error::from))?;
     Ok(())
+}
+
+/// The error for ranks whose ids differ.
+fn of_ids(error: Error) -> Error {
+    let Error::Differ { sides } = error else {
+        return error;
+    };
+    let [(first, one), (second, other)] = sides;
+    let [one, other] = [one, other].map(|side| side.unwrap_or("no such parameter".to_owned()));
+    Error::invalid(format!(
+        "the state of an optimizer belongs to ids of parameters, which differ: rank {first} has {one}, rank {second} \
+         has {other}; call broadcast_parameters before"
+    ))
 }

@@ -51,6 +51,7 @@ mod error;
 mod gradients;
 mod optimizer;
 mod parameters;
+mod reducer;
 
 pub use broadcast::{broadcast_optimizer_state, broadcast_parameters};
 pub use elastic::ElasticState;

@@ -3,13 +3,12 @@
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{DType, Shape};
-use horovod::framework::{self, Lines};
 use horovod::{Communicator, ReduceOp};
 
-use crate::error::{Error, Result};
-use crate::gradients::{self, Gradients, Missing, TYPES};
-use crate::parameters::{agree, line};
+#[cfg(doc)]
+use crate::error::Error;
+use crate::error::Result;
+use crate::reducer::{self, Reducer, Settings};
 
 /// An optimizer that steps with the gradients of all ranks.
 ///
@@ -42,25 +41,8 @@ use crate::parameters::{agree, line};
 ///
 /// Replicas stay equal bit for bit if they begin so, see [`broadcast_parameters`](crate::broadcast_parameters).
 pub struct DistributedOptimizer {
-    hvd: Communicator,
     inner: ModuleOptimizer,
-    op: ReduceOp,
-    groups: usize,
-    passes: usize,
-    max_norm: Option<f64>,
-    /// Sums of the passes since the last reduction, and their number.
-    sums: GradientsParams,
-    done: usize,
-    /// Tells this optimizer from others of the same parameters.
-    number: String,
-    /// Made by the first reduction, and again for a model with other parameters.
-    compared: Option<Compared>,
-}
-
-/// The parameters of a reduction, and the lines that all ranks must have alike.
-struct Compared {
-    parameters: Vec<(String, DType, Shape)>,
-    lines: Lines,
+    reducer: Reducer,
 }
 
 impl DistributedOptimizer {
@@ -71,24 +53,15 @@ impl DistributedOptimizer {
     /// operations are the same.
     pub fn new(hvd: &Communicator, inner: impl Into<ModuleOptimizer>) -> Self {
         Self {
-            hvd: hvd.clone(),
             inner: inner.into(),
-            op: ReduceOp::Average,
-            groups: 1,
-            passes: 1,
-            max_norm: None,
-            sums: GradientsParams::new(),
-            done: 0,
-            number: framework::optimizer_line(hvd),
-            compared: None,
+            reducer: Reducer::new(hvd, Settings::default()),
         }
     }
 
     /// How the gradients of the ranks combine; without this call by `Average`.
     #[must_use]
     pub fn op(mut self, op: ReduceOp) -> Self {
-        self.op = op;
-        self.compared = None; // compare the settings again
+        self.reducer.settings_mut().op = op;
         self
     }
 
@@ -96,8 +69,7 @@ impl DistributedOptimizer {
     /// in one.
     #[must_use]
     pub fn groups(mut self, groups: usize) -> Self {
-        self.groups = groups;
-        self.compared = None; // compare the settings again
+        self.reducer.settings_mut().groups = groups;
         self
     }
 
@@ -105,8 +77,7 @@ impl DistributedOptimizer {
     /// the loss by this number.
     #[must_use]
     pub fn backward_passes_per_step(mut self, passes: usize) -> Self {
-        self.passes = passes;
-        self.compared = None; // compare the settings again
+        self.reducer.settings_mut().passes = passes;
         self
     }
 
@@ -114,8 +85,7 @@ impl DistributedOptimizer {
     /// which must be above 0. burn's own clipping takes each parameter by itself; it works here as well.
     #[must_use]
     pub fn max_norm(mut self, max: f64) -> Self {
-        self.max_norm = Some(max);
-        self.compared = None; // compare the settings again
+        self.reducer.settings_mut().max_norm = Some(max);
         self
     }
 
@@ -134,10 +104,10 @@ impl DistributedOptimizer {
         let rate = rate.into();
         // burn does not show those of groups.
         let line = format!("learning rate\t{:?}", rate.base());
-        let Some(mut gradients) = self.reduce_with(&model, gradients, Some(&line))? else {
+        let Some(mut gradients) = self.reducer.reduce(&model, gradients, Some(&line))? else {
             return Ok(model);
         };
-        if let Some(max) = self.max_norm {
+        if let Some(max) = self.reducer.settings().max_norm {
             self.clip(&model, &mut gradients, max)?;
         }
         Ok(self.inner.step(rate, model, gradients))
@@ -167,59 +137,33 @@ impl DistributedOptimizer {
     ///
     /// # Errors
     /// - [`Error::Differ`] on all ranks if two have different parameters or settings, or reduce for different optimizers;
-    /// - [`Error::Invalid`] for a setting that is not above 0, for a parameter of a type that cannot be sent, for a
-    ///   gradient of another type or shape than its parameter, or of no parameter of this model;
-    /// - [`Error::Horovod`] for those of [`Communicator`]; [`Error::Burn`] for those of reading gradients.
+    /// - [`Error::OfRank`] on all ranks if one has a setting that is not above 0, a parameter of a type that cannot be sent,
+    ///   a gradient of another type or shape than its parameter, or of no parameter of this model;
+    /// - [`Error::Horovod`] for those of [`Communicator`].
     ///
-    /// After an error the passes of this rank are counted from 0 again. After [`Error::Invalid`] on one rank only, end the
-    /// program: the ranks no longer reduce in the same call.
+    /// A mistake in an earlier pass is an error of the last one, in which the ranks meet. After an error the passes are
+    /// counted from 0 again.
     pub fn reduce<M: Module>(
         &mut self,
         model: &M,
         gradients: GradientsParams,
     ) -> Result<Option<GradientsParams>> {
-        self.reduce_with(model, gradients, None)
-    }
-
-    /// The rate is a line to be compared, if the caller knows it.
-    fn reduce_with<M: Module>(
-        &mut self,
-        model: &M,
-        gradients: GradientsParams,
-        rate: Option<&str>,
-    ) -> Result<Option<GradientsParams>> {
-        self.check_settings()?;
-        let mut sums = std::mem::take(&mut self.sums);
-        let done = std::mem::take(&mut self.done) + 1;
-        gradients::add(model, gradients, &mut sums)?;
-        if done < self.passes {
-            (self.sums, self.done) = (sums, done);
-            return Ok(None);
-        }
-        let mut gradients = Gradients::take(model, sums, Missing::Zeros)?;
-        self.agree(&gradients, rate)?;
-        gradients.reduce(&self.hvd, self.op, self.groups)?;
-        Ok(Some(gradients.put()))
+        self.reducer.reduce(model, gradients, None)
     }
 
     /// Scales these gradients so that the norm of all of them is at most `max`, and returns the norm before. The norm is
     /// the same on all ranks, to the last bit.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `max` is not above 0, or for a gradient as in [`reduce`](Self::reduce); [`Error::Burn`]. After
-    /// an error about a gradient `gradients` is empty.
+    /// [`Error::Invalid`] if `max` is not above 0, or for a gradient as in [`reduce`](Self::reduce). After an error about
+    /// a gradient `gradients` is empty.
     pub fn clip<M: Module>(
         &self,
         model: &M,
         gradients: &mut GradientsParams,
         max: f64,
     ) -> Result<f64> {
-        check_norm(max)?;
-        let mut taken = Gradients::take(model, std::mem::take(gradients), Missing::Nothing)?;
-        check_types(&taken)?;
-        let norm = taken.clip(max)?;
-        *gradients = taken.put();
-        Ok(norm)
+        reducer::clip(model, gradients, max)
     }
 
     /// The inner optimizer.
@@ -236,88 +180,12 @@ impl DistributedOptimizer {
     pub fn into_inner(self) -> ModuleOptimizer {
         self.inner
     }
-
-    fn check_settings(&self) -> Result<()> {
-        for (name, value) in [
-            ("groups", self.groups),
-            ("backward_passes_per_step", self.passes),
-        ] {
-            if value == 0 {
-                return Err(Error::invalid(format!(
-                    "{name} was set to 0; pass 1 or more"
-                )));
-            }
-        }
-        self.max_norm.map_or(Ok(()), check_norm)
-    }
-
-    /// Compares parameters and settings of all ranks. Ranks may give another model to each call, so each call compares.
-    fn agree(&mut self, gradients: &Gradients, rate: Option<&str>) -> Result<()> {
-        let compared = match self.compared.take() {
-            Some(compared) if compared.is_of(gradients) => compared,
-            _ => self.lines_of(gradients),
-        };
-        agree(&self.hvd, &self.compared.insert(compared).lines, rate)?;
-        check_types(gradients)
-    }
-
-    fn lines_of(&self, gradients: &Gradients) -> Compared {
-        let parameters = gradients.parameters();
-        let mut lines: Vec<String> = parameters
-            .map(|(path, dtype, shape)| line(path, dtype, shape))
-            .collect();
-        lines.push(format!("op\t{:?}", self.op));
-        lines.push(format!("groups\t{}", self.groups));
-        lines.push(format!("backward_passes_per_step\t{}", self.passes));
-        lines.push(format!("max_norm\t{:?}", self.max_norm));
-        lines.push(self.number.clone());
-        let parameters = gradients.parameters();
-        Compared {
-            parameters: parameters
-                .map(|(path, dtype, shape)| (path.to_owned(), dtype, shape.clone()))
-                .collect(),
-            lines: Lines::new(lines),
-        }
-    }
-}
-
-impl Compared {
-    fn is_of(&self, gradients: &Gradients) -> bool {
-        let own = self.parameters.iter();
-        own.map(|(path, dtype, shape)| (path.as_str(), *dtype, shape))
-            .eq(gradients.parameters())
-    }
-}
-
-fn check_types(gradients: &Gradients) -> Result<()> {
-    let mut parameters = gradients.parameters();
-    match parameters.find(|(_, dtype, _)| !TYPES.contains(dtype)) {
-        Some((path, dtype, _)) => Err(Error::invalid(format!(
-            "parameter {path:?} is of type {}, whose gradients cannot be sent; use one of {}",
-            dtype.name(),
-            TYPES.map(|dtype| dtype.name()).join(", ")
-        ))),
-        None => Ok(()),
-    }
-}
-
-/// Also refuses NaN.
-fn check_norm(max: f64) -> Result<()> {
-    if max > 0.0 {
-        return Ok(());
-    }
-    Err(Error::invalid(format!(
-        "the norm of gradients was limited to {max}; pass a number above 0"
-    )))
 }
 
 impl std::fmt::Debug for DistributedOptimizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("DistributedOptimizer")
-            .field("op", &self.op)
-            .field("groups", &self.groups)
-            .field("backward_passes_per_step", &self.passes)
-            .field("max_norm", &self.max_norm)
+            .field("settings", self.reducer.settings())
             .finish_non_exhaustive()
     }
 }

@@ -7,7 +7,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, Paramete
 use burn::tensor::{Bool, Bytes, DType, Float, Int, Shape, Tensor, TensorData};
 use burn_pack::{Reader, Writer};
 use horovod::Communicator;
-use horovod::framework::{self, Lines};
+use horovod::framework::{self, Lines, Obstacle};
 
 use crate::error::{Error, Result};
 
@@ -112,12 +112,26 @@ pub(crate) fn line(path: &str, dtype: DType, shape: &Shape) -> String {
     )
 }
 
-/// An error on all ranks if two have different lines, or another line that changes from call to call.
-pub(crate) fn agree(hvd: &Communicator, lines: &Lines, changing: Option<&str>) -> Result<()> {
-    match lines.difference(hvd, "burn.parameters", changing)? {
-        Some(sides) => Err(Error::Differ { sides }),
-        None => Ok(()),
+/// What this rank has prepared, if all ranks are ready for their operations. An error on all of them if one could not
+/// prepare, or if two have different lines, or another line that changes from call to call.
+pub(crate) fn agree<T>(
+    hvd: &Communicator,
+    name: &str,
+    lines: &Lines,
+    changing: Option<&str>,
+    own: Result<T>,
+) -> Result<T> {
+    let mistake = own.as_ref().err().map(Error::to_string);
+    match lines.compare(hvd, name, changing, mistake)? {
+        Some(Obstacle::Differ(sides)) => Err(Error::Differ { sides }),
+        Some(Obstacle::Mistake(rank, cause)) => Err(Error::OfRank { rank, cause }),
+        None => own,
     }
+}
+
+/// The result of this rank, if all ranks have one. An error on all of them if one has an error.
+pub(crate) fn all_done<T>(hvd: &Communicator, name: &str, own: Result<T>) -> Result<T> {
+    agree(hvd, name, &Lines::new(Vec::new()), None, own)
 }
 
 /// Parameters in burn's own format.

@@ -18,8 +18,10 @@ use crate::parameters::{Parameters, Sorted, agree};
 ///
 /// # Errors
 /// - [`Error::Differ`](crate::Error::Differ) on all ranks if two have different parameters;
-/// - [`Error::Invalid`](crate::Error::Invalid) for two parameters of one name, or one of another type;
-/// - [`Error::Horovod`](crate::Error::Horovod) for those of [`Communicator`], also if there is no rank `root`.
+/// - [`Error::OfRank`](crate::Error::OfRank) on all ranks if one has two parameters of one name, or one of another type, or
+///   cannot copy one to the host;
+/// - [`Error::Horovod`](crate::Error::Horovod) for those of [`Communicator`], also if there is no rank `root`;
+/// - [`Error::Candle`](crate::Error::Candle) if this rank cannot copy a received parameter to its device.
 ///
 /// After an error the parameters of the ranks may be different.
 pub fn broadcast_parameters(
@@ -27,14 +29,19 @@ pub fn broadcast_parameters(
     parameters: &(impl Parameters + ?Sized),
     root: usize,
 ) -> Result<()> {
-    let parameters = Sorted::of(parameters)?;
-    agree(hvd, &Lines::new(parameters.lines()), None)?;
-    parameters.check_types()?;
-    let mut places = UsedMemory::default();
-    let mut pending: Vec<(&str, TensorMemory)> = Vec::new();
-    for (name, var) in parameters.iter() {
-        pending.push((name, places.place(var)?));
-    }
+    let parameters = Sorted::of(parameters);
+    let lines = parameters.as_ref().map(Sorted::lines);
+    let lines = Lines::new(lines.unwrap_or_default());
+    let own = parameters.and_then(|parameters| {
+        parameters.check_types()?;
+        let mut used = UsedMemory::default();
+        let places = parameters.iter().map(|(_, var)| used.place(var));
+        let places = places.collect::<candle_core::Result<Vec<_>>>()?;
+        Ok((parameters, places))
+    });
+    let (parameters, places) = agree(hvd, &lines, None, own)?;
+    let names = parameters.iter().map(|(name, _)| name);
+    let pending: Vec<(&str, TensorMemory)> = names.zip(places).collect();
     for dtype in memory::TYPES {
         let of_type: Vec<_> = pending
             .iter()

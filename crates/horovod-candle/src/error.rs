@@ -17,8 +17,17 @@ pub enum Error {
     /// Two ranks have different parameters, or different settings of the optimizer. All ranks get this, and the job
     /// goes on.
     Differ {
-        /// Both ranks, with the first parameter or setting that differs; `None` on a rank that has none of that name.
+        /// Both ranks of the job, with the first parameter or setting that differs; `None` on a rank that has none of that
+        /// name.
         sides: [(usize, Option<String>); 2],
+    },
+    /// A rank could not take part in a call of all ranks: its arguments have no meaning, or a computation of candle has
+    /// failed on it. All ranks get this before a parameter or gradient was sent, and the job goes on.
+    OfRank {
+        /// The rank of the job.
+        rank: usize,
+        /// The cause, as text for the user.
+        cause: String,
     },
     /// The arguments of this call have no meaning; no parameter or gradient was sent.
     Invalid {
@@ -33,6 +42,7 @@ impl fmt::Display for Error {
             Self::Horovod(error) => error.fmt(f),
             Self::Candle(error) => error.fmt(f),
             Self::Differ { sides } => f.write_str(&framework::difference_text(sides)),
+            Self::OfRank { rank, cause } => f.write_str(&framework::mistake_text(*rank, cause)),
             Self::Invalid { mistake } => f.write_str(mistake),
         }
     }
@@ -50,7 +60,7 @@ impl std::error::Error for Error {
             // The text of these is that of this error already.
             Self::Horovod(error) => error.source(),
             Self::Candle(error) => error.source(),
-            Self::Differ { .. } | Self::Invalid { .. } => None,
+            Self::Differ { .. } | Self::OfRank { .. } | Self::Invalid { .. } => None,
         }
     }
 }

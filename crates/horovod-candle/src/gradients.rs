@@ -37,40 +37,56 @@ pub(crate) fn groups(parameters: &Sorted, count: usize) -> Vec<Group> {
     groups
 }
 
-/// Reduces the gradients of all parameters over the ranks; a parameter without one counts as zero.
-pub(crate) fn reduce(
-    hvd: &Communicator,
-    op: ReduceOp,
-    parameters: &Sorted,
-    groups: &[Group],
-    gradients: &mut GradStore,
-) -> Result<()> {
-    let mut places = UsedMemory::default();
-    let mut placed = Vec::with_capacity(parameters.len());
-    for (name, var) in parameters.iter() {
-        let gradient = match gradients.get(var) {
-            Some(gradient) => gradient.clone(),
-            None => {
-                let zeros = var.zeros_like()?;
-                gradients.insert(var, zeros.clone());
-                zeros
-            }
-        };
-        check(name, var, &gradient)?;
-        placed.push(places.place(&gradient)?);
-    }
-    for (number, group) in groups.iter().enumerate() {
-        let tensors = group.members.iter().map(|at| placed[*at].tensor().clone());
-        let tensors: Vec<Tensor> = tensors.collect();
-        let hvd = hvd.named(&format!("candle.gradients.{number}"));
-        memory::run(group.dtype, &tensors, &Allreduce { hvd, op })?;
-    }
-    for ((_, var), place) in parameters.iter().zip(placed) {
-        if let TensorMemory::Copy(copy) = place {
-            gradients.insert(var, copy.to_device(var.device())?);
+/// Gradients that can be reduced: one of each parameter, with the memory of each.
+pub(crate) struct Prepared {
+    gradients: GradStore,
+    places: Vec<TensorMemory>,
+}
+
+impl Prepared {
+    /// Checks the gradients of these parameters; a parameter without one counts as zero.
+    pub(crate) fn of(parameters: &Sorted, mut gradients: GradStore) -> Result<Self> {
+        parameters.check_types()?;
+        let mut used = UsedMemory::default();
+        let mut places = Vec::with_capacity(parameters.len());
+        for (name, var) in parameters.iter() {
+            let gradient = match gradients.get(var) {
+                Some(gradient) => gradient.clone(),
+                None => {
+                    let zeros = var.zeros_like()?;
+                    gradients.insert(var, zeros.clone());
+                    zeros
+                }
+            };
+            check(name, var, &gradient)?;
+            places.push(used.place(&gradient)?);
         }
+        Ok(Self { gradients, places })
     }
-    Ok(())
+
+    /// Reduces them over the ranks, of which all have prepared theirs.
+    pub(crate) fn reduce(
+        mut self,
+        hvd: &Communicator,
+        op: ReduceOp,
+        parameters: &Sorted,
+        groups: &[Group],
+    ) -> Result<GradStore> {
+        for (number, group) in groups.iter().enumerate() {
+            let members = group.members.iter();
+            let tensors: Vec<Tensor> = members
+                .map(|at| self.places[*at].tensor().clone())
+                .collect();
+            let hvd = hvd.named(&format!("candle.gradients.{number}"));
+            memory::run(group.dtype, &tensors, &Allreduce { hvd, op })?;
+        }
+        for ((_, var), place) in parameters.iter().zip(self.places) {
+            if let TensorMemory::Copy(copy) = place {
+                self.gradients.insert(var, copy.to_device(var.device())?);
+            }
+        }
+        Ok(self.gradients)
+    }
 }
 
 fn check(name: &str, var: &Var, gradient: &Tensor) -> Result<()> {

@@ -7,7 +7,7 @@ use horovod::framework::{self, Lines};
 use horovod::{Communicator, ReduceOp};
 
 use crate::error::{Error, Result};
-use crate::gradients::{self, Group};
+use crate::gradients::{self, Group, Prepared};
 use crate::parameters::{Parameters, Sorted, agree};
 
 /// An optimizer that steps with the gradients of all ranks.
@@ -46,8 +46,8 @@ pub struct DistributedOptimizer<O> {
     groups: usize,
     passes: usize,
     max_norm: Option<f64>,
-    /// Sums of the passes since the last reduction, and their number.
-    sums: GradStore,
+    /// Sums of the passes since the last reduction, or the first error of these passes, and their number.
+    sums: Result<GradStore>,
     done: usize,
     /// Tells this optimizer from others of the same parameters.
     number: String,
@@ -83,7 +83,7 @@ impl<O: Optimizer> DistributedOptimizer<O> {
             groups: 1,
             passes: 1,
             max_norm: None,
-            sums: GradStore::default(),
+            sums: Ok(GradStore::default()),
             done: 0,
             number: framework::optimizer_line(hvd),
             plan: None,
@@ -128,9 +128,9 @@ impl<O: Optimizer> DistributedOptimizer<O> {
     /// Computes the gradients of `loss` and does [`step`](Self::step) with them.
     ///
     /// # Errors
-    /// Those of [`reduce`](Self::reduce); [`Error::Candle`] for those of the backward pass and of the inner optimizer.
+    /// Those of [`step`](Self::step); [`Error::OfRank`] on all ranks also if the backward pass of one has failed.
     pub fn backward_step(&mut self, loss: &Tensor) -> Result<bool> {
-        self.step(loss.backward()?)
+        self.step_with(loss.backward().map_err(Error::from))
     }
 
     /// Reduces the gradients, clips them if [`max_norm`](Self::max_norm) was set, and lets the inner optimizer step.
@@ -138,9 +138,14 @@ impl<O: Optimizer> DistributedOptimizer<O> {
     /// A clone of a gradient changes with it.
     ///
     /// # Errors
-    /// Those of [`reduce`](Self::reduce); [`Error::Candle`] for those of the inner optimizer.
+    /// Those of [`reduce`](Self::reduce); [`Error::Candle`] if the inner optimizer of this rank has failed. Then end the
+    /// program: the other ranks may have stepped.
     pub fn step(&mut self, gradients: GradStore) -> Result<bool> {
-        let Some(mut gradients) = self.reduce(gradients)? else {
+        self.step_with(Ok(gradients))
+    }
+
+    fn step_with(&mut self, gradients: Result<GradStore>) -> Result<bool> {
+        let Some(mut gradients) = self.reduce_with(gradients)? else {
             return Ok(false);
         };
         if let Some(max) = self.max_norm {
@@ -176,28 +181,37 @@ impl<O: Optimizer> DistributedOptimizer<O> {
     /// # Errors
     /// - [`Error::Differ`] on all ranks if two have different parameters, settings or learning rates, or step different
     ///   optimizers;
-    /// - [`Error::Invalid`] for a setting that is not above 0, for a parameter of a type that cannot be sent, or a gradient of another
-    ///   type or shape than its parameter;
-    /// - [`Error::Horovod`] for those of [`Communicator`]; [`Error::Candle`] for those of operations on tensors.
+    /// - [`Error::OfRank`] on all ranks if one has a setting that is not above 0, a parameter of a type that cannot be sent,
+    ///   a gradient of another type or shape than its parameter, or if an operation of candle has failed on it;
+    /// - [`Error::Horovod`] for those of [`Communicator`];
+    /// - [`Error::Candle`] if this rank cannot copy a reduced gradient to its device.
     ///
-    /// After an error the passes are counted from 0 again.
+    /// A mistake in an earlier pass is an error of the last one, in which the ranks meet. After an error the passes are
+    /// counted from 0 again.
     pub fn reduce(&mut self, gradients: GradStore) -> Result<Option<GradStore>> {
-        self.check_settings()?;
-        let mut sums = std::mem::take(&mut self.sums);
-        sums.extend(gradients)?;
+        self.reduce_with(Ok(gradients))
+    }
+
+    fn reduce_with(&mut self, gradients: Result<GradStore>) -> Result<Option<GradStore>> {
+        let sums = std::mem::replace(&mut self.sums, Ok(GradStore::default()));
+        let sums = sums.and_then(|mut sums| {
+            sums.extend(gradients?)?;
+            Ok(sums)
+        });
         let done = std::mem::take(&mut self.done) + 1;
         if done < self.passes {
             (self.sums, self.done) = (sums, done);
             return Ok(None);
         }
+        let own = self.check_settings().and(sums);
+        let own = own.and_then(|sums| Prepared::of(&self.parameters, sums));
         let plan = self.plan.take().unwrap_or_else(|| self.make_plan());
         let ReductionPlan { groups, lines } = self.plan.insert(plan);
         // Each time: ranks that step different optimizers, or wait in `join`, would mix or miss gradients.
         let rate = format!("learning rate\t{:?}", self.inner.learning_rate());
-        agree(&self.hvd, lines, Some(&rate))?;
-        self.parameters.check_types()?;
-        gradients::reduce(&self.hvd, self.op, &self.parameters, groups, &mut sums)?;
-        Ok(Some(sums))
+        let prepared = agree(&self.hvd, lines, Some(&rate), own)?;
+        let reduced = prepared.reduce(&self.hvd, self.op, &self.parameters, groups)?;
+        Ok(Some(reduced))
     }
 
     /// Scales these gradients so that the norm of all of them is at most `max`, and returns the norm before. The norm is

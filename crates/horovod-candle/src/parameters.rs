@@ -7,7 +7,7 @@ use std::sync::PoisonError;
 use candle_core::{DType, TensorId, Var};
 use candle_nn::VarMap;
 use horovod::Communicator;
-use horovod::framework::Lines;
+use horovod::framework::{Lines, Obstacle};
 
 use crate::error::{Error, Result};
 use crate::memory::TYPES;
@@ -131,10 +131,18 @@ impl Sorted {
     }
 }
 
-/// An error on all ranks if two have different lines, or another line that changes from call to call.
-pub(crate) fn agree(hvd: &Communicator, lines: &Lines, changing: Option<&str>) -> Result<()> {
-    match lines.difference(hvd, "candle.parameters", changing)? {
-        Some(sides) => Err(Error::Differ { sides }),
-        None => Ok(()),
+/// What this rank has prepared, if all ranks are ready for their operations. An error on all of them if one could not
+/// prepare, or if two have different lines, or another line that changes from call to call.
+pub(crate) fn agree<T>(
+    hvd: &Communicator,
+    lines: &Lines,
+    changing: Option<&str>,
+    own: Result<T>,
+) -> Result<T> {
+    let mistake = own.as_ref().err().map(Error::to_string);
+    match lines.compare(hvd, "candle.parameters", changing, mistake)? {
+        Some(Obstacle::Differ(sides)) => Err(Error::Differ { sides }),
+        Some(Obstacle::Mistake(rank, cause)) => Err(Error::OfRank { rank, cause }),
+        None => own,
     }
 }

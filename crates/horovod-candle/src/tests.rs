@@ -10,6 +10,8 @@ use horovod::testing::{join, on_ranks, process_set};
 use crate::memory::LOCKS_MAX;
 use crate::{DistributedOptimizer, ElasticState, Error, Parameters, broadcast_parameters};
 
+mod mistakes;
+
 fn var(values: &[f32]) -> Var {
     Var::new(values, &Device::Cpu).unwrap()
 }
@@ -378,7 +380,8 @@ fn ranks_with_different_parameters_or_settings_get_an_error_that_names_both() {
         let names = named(&[("a", &three), (name, &four), ("z", &same_shape)]);
         let text = texts(broadcast_parameters(hvd, &names, 0));
         assert!(
-            text.contains(r#"rank 0 has no such parameter, rank 2 has "an\"\nother" of type"#),
+            text.contains(r#"rank 2 has "an\"\nother" of type"#)
+                && text.contains("rank 0 has nothing of that name"),
             "{text}"
         );
 
@@ -553,7 +556,8 @@ fn optimizers_of_equal_models_that_step_in_another_order_are_an_error_on_all_ran
         let step = |optimizer: &mut DistributedOptimizer<SGD>, var: &Var| {
             optimizer.backward_step(&var.sum_all().unwrap())
         };
-        // As in a program with two networks, twice.
+        // As in a program with two networks, twice. Their rates differ as well.
+        optimizers[1].set_learning_rate(2.0);
         for _ in 0..2 {
             assert!(step(&mut optimizers[0], &a).unwrap());
             assert!(step(&mut optimizers[1], &b).unwrap());
@@ -562,13 +566,13 @@ fn optimizers_of_equal_models_that_step_in_another_order_are_an_error_on_all_ran
         let text = step(&mut optimizers[other], [&a, &b][other]).unwrap_err();
         let text = text.to_string();
         assert!(
-            text.contains("rank 0 has optimizer number 0")
-                && text.contains("rank 1 has optimizer number 1"),
+            text.contains("rank 0 reduces for optimizer number 0")
+                && text.contains("rank 1 for optimizer number 1"),
             "{text}"
         );
         // The job goes on.
         assert!(step(&mut optimizers[1], &b).unwrap());
-        assert_eq!((values(&a)[0], values(&b)[0]), (-2.0, -3.0));
+        assert_eq!((values(&a)[0], values(&b)[0]), (-2.0, -6.0));
     });
 }
 

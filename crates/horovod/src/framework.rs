@@ -13,6 +13,15 @@ use crate::reduction::ReduceOp;
 /// Two ranks of the job, each with its first line that differs; `None` on a rank that has no line of that key.
 pub type Sides = [(usize, Option<String>); 2];
 
+/// Why ranks cannot do together what they are about to do; the same on all of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// Two ranks have different lines.
+    Differ(Sides),
+    /// A rank of the job has found a mistake of its own, with its text.
+    Mistake(usize, String),
+}
+
 /// Lines that all ranks should have alike, in any order. Each is a key, a tab and a value.
 #[derive(Clone, Debug)]
 pub struct Lines {
@@ -23,67 +32,115 @@ pub struct Lines {
 impl Lines {
     /// These lines.
     pub fn new(mut lines: Vec<String>) -> Self {
-        lines.sort_unstable();
+        lines.sort_unstable_by(|one, other| place(one).cmp(&place(other)));
         let text = lines.join("\n");
         let fingerprint = fingerprint(FINGERPRINT_OF_NOTHING, &text);
         Self { text, fingerprint }
     }
 
     /// Compares the lines of all ranks, in operations of this name, and one more line that changes from call to call.
-    /// If two ranks differ, all ranks get both sides.
+    ///
+    /// A rank that has found a mistake passes its text, and no rank goes on: else the others would wait for that rank.
     ///
     /// # Errors
     /// Those of [`Communicator`].
-    pub fn difference(
+    pub fn compare(
         &self,
         hvd: &Communicator,
         name: &str,
         changing: Option<&str>,
-    ) -> Result<Option<Sides>> {
+        mistake: Option<String>,
+    ) -> Result<Option<Obstacle>> {
         if hvd.size() == 1 {
-            return Ok(None);
+            return Ok(mistake.map(|text| Obstacle::Mistake(hvd.members()[0], text)));
         }
         let own = changing.map_or(self.fingerprint, |line| fingerprint(self.fingerprint, line));
-        let fingerprints = hvd.named(name).allgather(&[own], 1)?;
-        let Some(other) = fingerprints.iter().position(|one| *one != fingerprints[0]) else {
+        let entry = [own, u64::from(mistake.is_some())];
+        let all = hvd.named(name).allgather(&entry, 2)?;
+        let all: Vec<&[u64]> = all.chunks(2).collect();
+        let texts = |own: Option<String>| -> Result<String> {
+            let own = own.unwrap_or_default();
+            let texts = hvd.named(&format!("{name}.differ"));
+            let texts = texts.allgather(own.as_bytes(), 1)?;
+            Ok(String::from_utf8_lossy(&texts).into_owned())
+        };
+        if let Some(rank) = all.iter().position(|entry| entry[1] != 0) {
+            let text = texts(mistake.filter(|_| hvd.rank() == rank))?;
+            return Ok(Some(Obstacle::Mistake(hvd.members()[rank], text)));
+        }
+        let Some(other) = all.iter().position(|entry| entry[0] != all[0][0]) else {
             return Ok(None);
         };
         // Rank 0 and the first one that differs send their lines to all.
-        let mine = match hvd.rank() {
-            rank if rank == 0 || rank == other => {
-                let mut lines: Vec<&str> = self.text.lines().chain(changing).collect();
-                lines.sort_unstable();
-                format!("{}\0", lines.join("\n")).into_bytes()
-            }
-            _ => Vec::new(),
-        };
-        let texts = hvd.named(&format!("{name}.differ")).allgather(&mine, 1)?;
-        let texts = String::from_utf8_lossy(&texts);
+        let is_side = hvd.rank() == 0 || hvd.rank() == other;
+        let texts = texts(is_side.then(|| {
+            let mut lines: Vec<&str> = self.text.lines().chain(changing).collect();
+            lines.sort_unstable_by(|one, other| place(one).cmp(&place(other)));
+            format!("{}\0", lines.join("\n"))
+        }))?;
         let (first, second) = texts.split_once('\0').unwrap_or((&texts, ""));
         let [one, two] = first_difference(first, second.trim_end_matches('\0'));
         let members = hvd.members();
-        Ok(Some([(members[0], one), (members[other], two)]))
+        let sides = [(members[0], one), (members[other], two)];
+        Ok(Some(Obstacle::Differ(sides)))
     }
 }
+
+const OPTIMIZER: &str = "optimizer";
 
 /// A line for a new optimizer: its number in the order in which this rank makes them. Two optimizers of equal models
 /// differ by this line alone, where ranks would otherwise mix their gradients.
 pub fn optimizer_line(hvd: &Communicator) -> String {
     let number = hvd.optimizers.fetch_add(1, Relaxed);
-    format!("optimizer\tnumber {number} in the order in which it made them")
+    format!("{OPTIMIZER}\tnumber {number} in the order in which it made them")
 }
 
 /// The text of an error about ranks whose models differ.
 pub fn difference_text(sides: &Sides) -> String {
     let [(first, one), (second, other)] = sides;
-    let [one, other] = [one, other].map(|side| side.as_deref().unwrap_or("no such parameter"));
+    let is_optimizer = |line: &Option<String>| {
+        let line = line.as_deref();
+        line.is_some_and(|line| line.split(' ').next() == Some(OPTIMIZER))
+    };
+    if is_optimizer(one) || is_optimizer(other) {
+        let [one, other] = [one, other].map(|side| side.as_deref().unwrap_or("no optimizer"));
+        return format!(
+            "the ranks train differently: rank {first} reduces for {one}, rank {second} for {other}; make the optimizers \
+             in the same order on all ranks, and step them in the same order"
+        );
+    }
+    let found = match (one, other) {
+        (Some(one), None) => {
+            format!("rank {first} has {one}, rank {second} has nothing of that name")
+        }
+        (None, Some(other)) => {
+            format!("rank {second} has {other}, rank {first} has nothing of that name")
+        }
+        (one, other) => {
+            let [one, other] = [one, other].map(|side| side.as_deref().unwrap_or_default());
+            format!("rank {first} has {one}, rank {second} has {other}")
+        }
+    };
     format!(
-        "the ranks train differently: rank {first} has {one}, rank {second} has {other}; make the same parameters, settings \
-         and steps on all ranks"
+        "the ranks train differently: {found}; make the same parameters, settings and steps on all ranks"
     )
 }
 
-/// The first key of sorted lines whose values differ, or that one side lacks.
+/// The text of an error about a mistake of one rank.
+pub fn mistake_text(rank: usize, mistake: &str) -> String {
+    format!("rank {rank} cannot take part in this call: {mistake}")
+}
+
+/// The place of a line in the order of lines. Another optimizer explains all other differences, so it comes first.
+fn place(line: &str) -> (bool, &str) {
+    (key(line) != OPTIMIZER, line)
+}
+
+fn key(line: &str) -> &str {
+    line.split('\t').next().unwrap_or_default()
+}
+
+/// The first key of ordered lines whose values differ, or that one side lacks.
 fn first_difference(first: &str, second: &str) -> [Option<String>; 2] {
     let (mut first, mut second) = (first.lines().peekable(), second.lines().peekable());
     while first.peek() == second.peek() && first.peek().is_some() {
@@ -91,9 +148,8 @@ fn first_difference(first: &str, second: &str) -> [Option<String>; 2] {
         second.next();
     }
     let shown = |line: &str| Some(line.replace('\t', " "));
-    let key = |line: &str| line.split('\t').next().map(str::to_owned);
     match (first.next(), second.next()) {
-        (Some(one), Some(two)) => match key(one).cmp(&key(two)) {
+        (Some(one), Some(two)) => match place(key(one)).cmp(&place(key(two))) {
             Ordering::Equal => [shown(one), shown(two)],
             Ordering::Less => [shown(one), None],
             Ordering::Greater => [None, shown(two)],

@@ -1,6 +1,7 @@
 //! The operations on one to three ranks, each a thread of this process with an engine of its own.
 
 mod bad_input;
+mod comparison;
 mod factors;
 mod one_rank;
 

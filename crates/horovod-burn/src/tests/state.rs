@@ -146,10 +146,12 @@ fn optimizers_in_another_order_and_other_rates_are_an_error_on_all_ranks() {
         };
         step(0, 1.0).unwrap();
         step(1, 1.0).unwrap();
-        let text = step(hvd.rank(), 1.0).unwrap_err().to_string();
+        // Their rates differ as well, which follows from the order.
+        let text = step(hvd.rank(), 1.0 + hvd.rank() as f64);
+        let text = text.unwrap_err().to_string();
         assert!(
-            text.contains("rank 0 has optimizer number 0")
-                && text.contains("rank 1 has optimizer number 1"),
+            text.contains("rank 0 reduces for optimizer number 0")
+                && text.contains("rank 1 for optimizer number 1"),
             "{text}"
         );
         let rate = 1.0 + hvd.rank() as f64;
