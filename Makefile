@@ -104,8 +104,8 @@ test-burn: ## The same of horovod-burn.
 # Each has a build folder of its own.
 test-candle test-burn: test-%:
 	export CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/$*"; \
-	cargo clippy --locked --manifest-path crates/horovod-$*/Cargo.toml --all-targets -- -D warnings && \
-	cargo test --locked --manifest-path crates/horovod-$*/Cargo.toml
+	cargo clippy --locked --manifest-path crates/horovod-$*/Cargo.toml --all-targets --all-features -- -D warnings && \
+	cargo test --locked --manifest-path crates/horovod-$*/Cargo.toml --all-features
 
 publish-check: ## Package the crates that are published, in their order, and build each from its package; nothing is uploaded.
 	build_backend/crates.sh publish

@@ -22,7 +22,7 @@ _BUILD_LIMIT_S = 3000.0
 def build_apart(framework: str) -> Path:
     """Build the examples of a crate that is a workspace of its own; their folder."""
     target = Path(os.environ.get("CARGO_TARGET_DIR", harness.ROOT / "target")) / framework
-    words = ["cargo", "build", "--locked", "--quiet", "--examples"]
+    words = ["cargo", "build", "--locked", "--quiet", "--examples", "--all-features"]
     words += ["--manifest-path", f"crates/horovod-{framework}/Cargo.toml"]
     words += ["--target-dir", str(target)]
     built = subprocess.run(

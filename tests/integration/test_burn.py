@@ -26,6 +26,12 @@ def test_the_network_learns_the_same_on_one_two_and_three_ranks(programs, jobs) 
     )
 
 
+def test_the_learner_of_burn_learns_the_same_on_one_two_and_three_ranks(programs, jobs) -> None:
+    rust_examples.check_that_it_learns_alike(
+        programs / "learner", jobs, loss_rel=1e-3, accuracy_abs=0.01
+    )
+
+
 def test_after_a_kill_the_training_goes_on_with_the_moments_of_the_last_commit(
     programs, jobs, tmp_path
 ) -> None:

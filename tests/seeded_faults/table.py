@@ -549,10 +549,18 @@ FAULTS = (
     Fault(
         "unused-counts-as-one",
         "crates/horovod-candle/src/gradients.rs",
-        "                let zeros = var.zeros_like()?;\n",
-        "                let zeros = var.ones_like()?;\n",
+        "                    let zeros = var.zeros_like()?;\n",
+        "                    let zeros = var.ones_like()?;\n",
         "a parameter that the loss of a rank does not use has a gradient of ones",
         Rust("horovod-candle", ("unused_parameters_count_as_zero_and_pair_by_name",)),
+    ),
+    Fault(
+        "mistake-stays-on-its-rank",
+        "crates/horovod-candle/src/parameters.rs",
+        "    let mistake = own.as_ref().err().map(Error::to_string);\n",
+        "    let own = Ok(own?);\n    let mistake = own.as_ref().err().map(Error::to_string);\n",
+        "a rank whose gradient does not fit leaves the others waiting in the reduction",
+        Rust("horovod-candle", ("a_gradient_that_does_not_fit_is_an_error_on_all_ranks",)),
     ),
     Fault(
         "own-ids-stay",

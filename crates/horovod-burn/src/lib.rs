@@ -39,7 +39,7 @@
 //! Gradients of types `f64`, `f32`, `f16` and `bf16` are reduced, on the host; [`broadcast_parameters`] also sends integers,
 //! booleans and running means. [`ElasticState`] is for trainings that go on when ranks are lost, come or go.
 //!
-//! There is no strategy for burn's `Learner`: write the loop over batches as above.
+//! The feature `train` has `LearnerStrategy`, by which burn's `Learner` trains on all ranks.
 //!
 //! # Errors
 //! [`Error`] is one of this crate, of `horovod` or of burn.
@@ -49,6 +49,8 @@ mod broadcast;
 mod elastic;
 mod error;
 mod gradients;
+#[cfg(feature = "train")]
+mod learner;
 mod optimizer;
 mod parameters;
 mod reducer;
@@ -56,6 +58,8 @@ mod reducer;
 pub use broadcast::{broadcast_optimizer_state, broadcast_parameters};
 pub use elastic::ElasticState;
 pub use error::{Error, Result};
+#[cfg(feature = "train")]
+pub use learner::LearnerStrategy;
 pub use optimizer::DistributedOptimizer;
 
 #[cfg(test)]

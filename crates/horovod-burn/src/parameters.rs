@@ -112,8 +112,8 @@ pub(crate) fn line(path: &str, dtype: DType, shape: &Shape) -> String {
     )
 }
 
-/// What this rank has prepared, if all ranks are ready for their operations. An error on all of them if one could not
-/// prepare, or if two have different lines, or another line that changes from call to call.
+/// Returns the preparations of this rank, if all ranks are ready for their operations. An error on all of them if one could
+/// not prepare, or if two have different lines, or another line that changes from call to call.
 pub(crate) fn agree<T>(
     hvd: &Communicator,
     name: &str,

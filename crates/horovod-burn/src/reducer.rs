@@ -93,6 +93,20 @@ impl Reducer {
         self.reduce_sums(model, sums, rate).map(Some)
     }
 
+    /// Reduces the sums of passes that are fewer than those of a reduction, if there are any.
+    #[cfg(feature = "train")]
+    pub(crate) fn finish<M: Module>(
+        &mut self,
+        model: &M,
+        rate: Option<&str>,
+    ) -> Result<Option<GradientsParams>> {
+        if std::mem::take(&mut self.done) == 0 {
+            return Ok(None);
+        }
+        let sums = std::mem::replace(&mut self.sums, Ok(GradientsParams::new()));
+        self.reduce_sums(model, sums, rate).map(Some)
+    }
+
     fn reduce_sums<M: Module>(
         &mut self,
         model: &M,

@@ -11,6 +11,8 @@ use horovod::testing::{on_ranks, process_set};
 
 use crate::{DistributedOptimizer, Error, broadcast_parameters};
 
+#[cfg(feature = "train")]
+mod learner;
 mod mistakes;
 mod state;
 

@@ -133,7 +133,9 @@ impl Communicator {
     /// Reduces the slices of all members element by element into a new vector, which is the same on every member.
     ///
     /// All members pass slices of the same length and type. `op` is a [`ReduceOp`], or a [`Reduction`] with factors.
-    /// See [`Communicator`] for the errors; [`Error::Invalid`] if the type has no such reduction.
+    ///
+    /// # Errors
+    /// Those of [`Communicator`]; [`Error::Invalid`] if the type has no such reduction, or for factors that are not finite.
     ///
     /// ```
     /// # fn main() -> horovod::Result<()> {
@@ -151,6 +153,9 @@ impl Communicator {
     }
 
     /// As [`allreduce`](Self::allreduce), into the slice itself. After an error its contents are unspecified values.
+    ///
+    /// # Errors
+    /// Those of [`allreduce`](Self::allreduce).
     pub fn allreduce_in_place<T: Reduce>(
         &self,
         values: &mut [T],
@@ -165,6 +170,9 @@ impl Communicator {
     /// As [`allreduce_in_place`](Self::allreduce_in_place), for several slices as one operation: either all of them are
     /// reduced or none. Their lengths may differ from each other, but not between the members. A group of no slices
     /// is no operation.
+    ///
+    /// # Errors
+    /// Those of [`allreduce`](Self::allreduce).
     ///
     /// ```
     /// # fn main() -> horovod::Result<()> {
@@ -191,6 +199,9 @@ impl Communicator {
     }
 
     /// As [`grouped_allreduce_in_place`](Self::grouped_allreduce_in_place), into new vectors.
+    ///
+    /// # Errors
+    /// Those of [`allreduce`](Self::allreduce).
     pub fn grouped_allreduce<T: Reduce>(
         &self,
         values: &[&[T]],
@@ -205,7 +216,9 @@ impl Communicator {
     /// Concatenates the rows of all members, those of rank 0 first. Every member gets all of them.
     ///
     /// A row has `row` elements, on every member the same number; a member may pass any number of rows, also none.
-    /// [`Error::Invalid`] if the slice is no whole number of rows.
+    ///
+    /// # Errors
+    /// Those of [`Communicator`]; [`Error::Invalid`] if the slice is no whole number of rows.
     ///
     /// ```
     /// # fn main() -> horovod::Result<()> {
@@ -225,7 +238,9 @@ impl Communicator {
     /// Copies the slice of the member `root` into those of all others.
     ///
     /// All members pass slices of the same length. After an error the contents are unspecified values.
-    /// [`Error::Invalid`] if there is no such member.
+    ///
+    /// # Errors
+    /// Those of [`Communicator`]; [`Error::Invalid`] if there is no such member.
     ///
     /// ```
     /// # fn main() -> horovod::Result<()> {
@@ -242,6 +257,9 @@ impl Communicator {
     }
 
     /// As [`broadcast_in_place`](Self::broadcast_in_place), into a new vector; of the others only the length counts.
+    ///
+    /// # Errors
+    /// Those of [`broadcast_in_place`](Self::broadcast_in_place).
     pub fn broadcast<T: Element>(&self, values: &[T], root: usize) -> Result<Vec<T>> {
         let mut values = values.to_vec();
         self.broadcast_in_place(&mut values, root)?;
@@ -251,7 +269,10 @@ impl Communicator {
     /// Sends rows to every member and receives rows from every member.
     ///
     /// `rows` says how many rows of `row` elements each member gets, from the first row on; together they are all rows
-    /// of the slice. With `None` each member gets the same number. [`Error::Invalid`] if they do not add up.
+    /// of the slice. With `None` each member gets the same number.
+    ///
+    /// # Errors
+    /// Those of [`Communicator`]; [`Error::Invalid`] if the rows do not add up.
     ///
     /// ```
     /// # fn main() -> horovod::Result<()> {
@@ -276,8 +297,11 @@ impl Communicator {
     /// Reduces the slices of all members, and gives each member its share of the rows.
     ///
     /// All members pass slices of the same length, in rows of `row` elements. With `n` rows and `size` members each gets
-    /// `n / size` rows, and one more on each of the first `n % size` members. `op` is `Average` or `Sum`, else
-    /// [`Error::Invalid`].
+    /// `n / size` rows, and one more on each of the first `n % size` members. `op` is `Average` or `Sum`.
+    ///
+    /// # Errors
+    /// Those of [`allreduce`](Self::allreduce); [`Error::Invalid`] for another `op`, or if the slice is no whole number of
+    /// rows.
     ///
     /// ```
     /// # fn main() -> horovod::Result<()> {
@@ -301,6 +325,9 @@ impl Communicator {
     }
 
     /// Returns when all members have called it.
+    ///
+    /// # Errors
+    /// Those of [`Communicator`].
     pub fn barrier(&self) -> Result<()> {
         self.may_wait()?;
         let ended = self.engine.barrier::<engine::Error>(self.set, || Ok(()));
@@ -314,6 +341,9 @@ impl Communicator {
     ///
     /// If the closure panics after an operation has begun, this process leaves the job as failed, so that nobody waits
     /// for it; then the panic goes on.
+    ///
+    /// # Errors
+    /// Those of the operations, of which the others have ended as well; [`Error::InCallback`] in a waker.
     ///
     /// ```
     /// # fn main() -> horovod::Result<()> {

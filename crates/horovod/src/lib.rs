@@ -48,6 +48,7 @@
 //! `main` lets the launcher name the rank that failed first.
 
 #![deny(unsafe_code)]
+#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 mod communicator;
 pub mod elastic;
