@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::Bytes;
 use horovod::Communicator;
-use horovod::framework::{Lines, broadcast_bytes};
+use horovod::framework::{Lines, Sides, broadcast_bytes};
 
 use crate::error::{Error, Result};
 use crate::parameters::{self, Named, agree, all_done};
@@ -20,7 +20,7 @@ use crate::parameters::{self, Named, agree, all_done};
 /// The state of an optimizer that has made steps before is sent by [`broadcast_optimizer_state`].
 ///
 /// # Errors
-/// - [`Error::Differ`] on all ranks if two have different parameters;
+/// - [`Error::Differ`] on all ranks if two have different parameters or pass another `root`;
 /// - [`Error::OfRank`] on all ranks if burn cannot write the parameters on `root`, or read them on another rank;
 /// - [`Error::Horovod`] for those of [`Communicator`], also if there is no rank `root`.
 pub fn broadcast_parameters<M: Module>(hvd: &Communicator, module: M, root: usize) -> Result<M> {
@@ -30,7 +30,13 @@ pub fn broadcast_parameters<M: Module>(hvd: &Communicator, module: M, root: usiz
         true => parameters::to_bytes(own),
         false => Ok(Vec::new()),
     };
-    let bytes = agree(hvd, "burn.parameters", &lines, None, bytes)?;
+    let bytes = agree(
+        hvd,
+        "burn.parameters",
+        &lines,
+        Some(&root_line(root)),
+        bytes,
+    )?;
     let bytes = broadcast_bytes(&hvd.named("burn.parameters"), bytes, root)?;
     let module = match hvd.rank() == root {
         true => Ok(module),
@@ -48,6 +54,7 @@ pub fn broadcast_parameters<M: Module>(hvd: &Communicator, module: M, root: usiz
 ///
 /// # Errors
 /// - [`Error::Invalid`] on all ranks if the parameters of two ranks have different ids;
+/// - [`Error::Differ`] on all ranks if two pass another `root`;
 /// - [`Error::OfRank`] on all ranks if burn cannot write the state on `root`, or read it on another rank;
 /// - [`Error::Horovod`] for those of [`Communicator`], also if there is no rank `root`.
 pub fn broadcast_optimizer_state<M: Module>(
@@ -65,7 +72,8 @@ pub fn broadcast_optimizer_state<M: Module>(
         true => optimizer.into_bytes().map_err(Error::from),
         false => Ok(Bytes::from_bytes_vec(Vec::new())),
     };
-    let bytes = agree(hvd, "burn.optimizer", &ids, None, bytes).map_err(of_ids)?;
+    let bytes =
+        agree(hvd, "burn.optimizer", &ids, Some(&root_line(root)), bytes).map_err(of_ids)?;
     let bytes = broadcast_bytes(&hvd.named("burn.optimizer"), bytes.to_vec(), root)?;
     let read = match hvd.rank() == root {
         true => Ok(optimizer.clone()),
@@ -75,10 +83,23 @@ pub fn broadcast_optimizer_state<M: Module>(
     Ok(())
 }
 
+/// A line that the ranks compare, for one that passes another root would wait for the others.
+fn root_line(root: usize) -> String {
+    format!("root\t{root}")
+}
+
+/// Whether ranks differ by the line of [`root_line`]. Paths, of which all other lines are, are in quotation marks.
+fn is_of_root(sides: &Sides) -> bool {
+    sides
+        .iter()
+        .all(|(_, side)| side.as_ref().is_some_and(|side| !side.starts_with('"')))
+}
+
 /// The error for ranks whose ids differ.
 fn of_ids(error: Error) -> Error {
-    let Error::Differ { sides } = error else {
-        return error;
+    let sides = match error {
+        Error::Differ { sides } if !is_of_root(&sides) => sides,
+        error => return error,
     };
     let [(first, one), (second, other)] = sides;
     let [one, other] = [one, other].map(|side| side.unwrap_or("no such parameter".to_owned()));

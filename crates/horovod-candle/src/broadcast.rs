@@ -17,7 +17,7 @@ use crate::parameters::{Parameters, Sorted, agree};
 /// the optimizers of all ranks anew, after this call.
 ///
 /// # Errors
-/// - [`Error::Differ`](crate::Error::Differ) on all ranks if two have different parameters;
+/// - [`Error::Differ`](crate::Error::Differ) on all ranks if two have different parameters or pass another `root`;
 /// - [`Error::OfRank`](crate::Error::OfRank) on all ranks if one has two parameters of one name, or one of another type, or
 ///   cannot copy one to the host;
 /// - [`Error::Horovod`](crate::Error::Horovod) for those of [`Communicator`], also if there is no rank `root`;
@@ -39,7 +39,8 @@ pub fn broadcast_parameters(
         let places = places.collect::<candle_core::Result<Vec<_>>>()?;
         Ok((parameters, places))
     });
-    let (parameters, places) = agree(hvd, &lines, None, own)?;
+    let root_line = format!("root\t{root}");
+    let (parameters, places) = agree(hvd, &lines, Some(&root_line), own)?;
     let names = parameters.iter().map(|(name, _)| name);
     let pending: Vec<(&str, TensorMemory)> = names.zip(places).collect();
     for dtype in memory::TYPES {

@@ -8,7 +8,7 @@ use horovod::testing::{on_ranks, process_set};
 
 use super::{Three, gradient, sgd};
 use crate::parameters::all_done;
-use crate::{DistributedOptimizer, Error, Result};
+use crate::{DistributedOptimizer, Error, Result, broadcast_optimizer_state, broadcast_parameters};
 
 /// Gradients for `a` of the model, by its id or another one.
 fn gradients(id: ParamId, values: &[f32]) -> GradientsParams {
@@ -101,6 +101,23 @@ fn a_setting_without_a_meaning_is_an_error_on_all_ranks() {
         };
         let error = step_with_a_mistake(hvd, groups, step);
         check(&error, 1, "groups was set to 0");
+    });
+}
+
+#[test]
+fn a_root_that_only_one_rank_can_refuse_is_an_error_on_all() {
+    on_ranks(2, |hvd| {
+        let root = if hvd.rank() == 1 { 7 } else { 0 };
+        let expected = "rank 0 has root 0, rank 1 has root 7";
+        let model = Three::of(&[hvd.rank() as f32]);
+        let error = broadcast_parameters(hvd, model.clone(), root).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+        let model = broadcast_parameters(hvd, model, 0).unwrap();
+        assert_eq!(model.first_values(), [0.0; 3]);
+        let mut optimizer = sgd();
+        let error = broadcast_optimizer_state(hvd, &mut optimizer, &model, root).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+        broadcast_optimizer_state(hvd, &mut optimizer, &model, 1).unwrap();
     });
 }
 

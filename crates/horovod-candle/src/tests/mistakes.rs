@@ -157,6 +157,12 @@ fn parameters_that_one_rank_cannot_send_are_an_error_of_the_broadcast_on_all() {
             1,
             r#"parameter "a" is of type f8e4m3, which cannot be sent"#,
         );
+
+        // A root that only this rank can refuse.
+        let root = if hvd.rank() == 1 { 7 } else { 0 };
+        let error = broadcast_parameters(hvd, &fit, root).unwrap_err();
+        let text = "rank 0 has root 0, rank 1 has root 7";
+        assert!(error.to_string().contains(text), "{error}");
         broadcast_parameters(hvd, &fit, 0).unwrap();
         assert_eq!(values(&a), [0.0]);
     });
