@@ -16,7 +16,7 @@ fn text(found: Option<Obstacle>) -> String {
 }
 
 #[test]
-fn a_mistake_of_one_rank_reaches_all_before_a_difference_does() {
+fn a_mistake_reaches_all_ranks_before_a_difference_does() {
     on_ranks(3, |hvd| {
         // Ranks 1 and 2 make one; the first is told.
         let mistake = (hvd.rank() > 0).then(|| format!("the mistake of {}", hvd.rank()));
@@ -72,7 +72,7 @@ fn another_optimizer_is_told_before_all_that_follows_from_it() {
 }
 
 #[test]
-fn a_line_that_one_rank_lacks_is_not_called_a_parameter() {
+fn a_line_on_one_side_alone_is_not_called_a_parameter() {
     on_ranks(2, |hvd| {
         let rate = (hvd.rank() == 0).then_some("learning rate\t0.5");
         let found = lines(&["op\tSum"]).compare(hvd, "x", rate, None);
