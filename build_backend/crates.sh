@@ -30,7 +30,7 @@ oldest_of() {
 compile_with() {
   local oldest=$1
   shift
-  if ! rustup toolchain list | grep -q "^$oldest" && ! rustup toolchain install "$oldest" --profile minimal --no-self-update; then
+  if ! rustup toolchain list | grep -q "^$oldest-" && ! rustup toolchain install "$oldest" --profile minimal --no-self-update; then
     echo "not run: Rust $oldest could not be installed; not compiled with it: $*"
     return
   fi
