@@ -115,7 +115,7 @@ figures! {
     cache_misses = "cache_misses", Counter, Count, "operations that had to be described to the ranks";
     stalls = "stalls", Counter, Count, "stall warnings, on rank 0";
     steps = "steps", Counter, Count, "steps that the script has marked by hvd.step()";
-    input = "input_seconds", Counter, Seconds, "time that the script has marked by hvd.phase(\"data\")";
+    input = "input_seconds", Counter, Seconds, "time that the script has waited for input, in known loaders or marked by hvd.phase(\"data\")";
     cpu = "cpu_seconds", Counter, Seconds, "processor time of the process, all threads together";
     memory = "memory_bytes", Gauge, Bytes, "memory of the process";
     peak_memory = "peak_memory_bytes", Gauge, Bytes, "most memory that the process has had";

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from horovod import _core
-from horovod.common import _job_events, _mpi, _ops, _signals
+from horovod.common import _input_waits, _job_events, _mpi, _ops, _signals
 from horovod.common import process_sets as _process_sets
 from horovod.common._stacks import threads_within_calls
 from horovod.common.exceptions import HorovodInternalError, HorovodNotInitializedError
@@ -236,6 +236,7 @@ class HorovodBasics:
         if not running:
             self._process_sets_of_init = wanted
             self._comm_of_init = comm
+            _input_waits.job_begins()
         if wanted:
             _process_sets.register(wanted, new=not running)
 
@@ -390,7 +391,8 @@ class HorovodBasics:
         Parameters
         ----------
         name
-            `"data"`: the script waits for its input, which `input_seconds` of `stats()` counts.
+            `"data"`: the script waits for its input, which `input_seconds` of `stats()` counts. Waits in PyTorch's
+            `DataLoader` and in datasets of `tf.data` are counted without a mark.
 
         Raises
         ------
@@ -400,11 +402,8 @@ class HorovodBasics:
         if name != "data":
             raise ValueError(f'hvd.phase({name!r}): there is no such phase, expected "data".')
         self._require_init()
-        begin = time.monotonic()
-        try:
+        with _input_waits.counted():
             yield
-        finally:
-            _core.mark_input(time.monotonic() - begin)
 
     def size(self) -> int:
         """Return the number of processes of the job. Raise ValueError before `init`."""
