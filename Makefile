@@ -30,7 +30,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 # uv installs in a third of pip's time. pip installs where uv fails: uv does not read pip's configuration.
 PACKAGES = sh -c 'uv pip install --python $(BIN)/python "$$@" || exec $(PIP) --no-compile "$$@"' packages
 
-.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-candle test-burn test-loom test-portable check-macos publish-check msrv semver sanitizers fuzz chaos seeded-faults soak lint fmt docs bench bench-builds bench-micro bench-tools published mpi chart-tools release wheel wheel-aarch64 wheel-sparkdl wheel-check ci clean distclean install host-tools
+.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-candle test-burn test-loom test-portable check-macos publish-check msrv semver sanitizers fuzz chaos seeded-faults soak lint fmt docs bench bench-builds bench-micro bench-slow bench-tools published mpi chart-tools release wheel wheel-aarch64 wheel-sparkdl wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -204,6 +204,9 @@ bench-builds: $(STAMPS)/dev-packages ## Compare two wheels, starts in turns: BEF
 
 bench-micro: ## Measure kernels, collectives inside a host, negotiation and the queue in Rust alone.
 	cargo bench --locked -p horovod-kernels -p horovod-collectives -p horovod-protocol -p horovod-engine
+
+bench-slow: $(STAMPS)/dev-packages ## Inject causes for slow ranks, and print which were named (ARGS="--runs 20 --kinds loader balanced").
+	python bench/slow_causes.py $(ARGS)
 
 # The benchmark leaves out peers that are not installed, and prints which.
 bench-tools:

@@ -11,9 +11,14 @@ One job per workload. Blocks of S seconds with and without measuring take turns 
 job and begin it again in between. For each pair the ratio of the blocks' figures is taken. Shown are the median of
 these ratios and their quartiles, beside the same of neighbouring blocks without measuring: the noise of the machine
 itself. Processor time is that of all ranks and threads.
+
+`make bench` also measures rank 0 of 64 idle ranks: the share of a processor that it uses, with and without measuring
+in turns. All ranks report to it once a second.
 """
 
 from __future__ import annotations
+
+import statistics
 
 import launch
 import timeline
@@ -44,6 +49,35 @@ def report(found: dict) -> list[str]:
         off = timeline.spread(timeline.stray(found, key))
         rows.append(f"  {name}: on beside off {on}, off beside off {off}")
     return rows
+
+
+def measure_rank_0(ranks: int, pairs: int, seconds: float) -> dict:
+    """The shares of a processor that rank 0 of many idle ranks uses."""
+    found: dict = {"off": [], "on": []}
+    options = ("--pairs", str(pairs), "--seconds", str(seconds))
+    for record in launch.run("horovod", ranks, "metrics_idle_rank.py", *options, limit_s=LIMIT_S):
+        if "variant" in record:
+            found[record["variant"]].append(record["share"])
+        else:
+            found |= record
+    return found
+
+
+def sections(found: dict) -> list[str]:
+    """A table for the report."""
+    lines = ["| workload | step, on beside off | off beside off | processors, on beside off |"]
+    lines.append("| --- | --- | --- | --- |")
+    for its in found["workloads"]:
+        on, off = timeline.ratios(its, "mean"), timeline.stray(its, "mean")
+        cells = [timeline.spread(values) for values in (on, off, timeline.ratios(its, "others"))]
+        lines.append(f"| {its['workload']}, {its['ranks']} ranks | {' | '.join(cells)} |")
+    rank_0 = found["rank_0"]
+    on, off = (statistics.median(rank_0[variant]) for variant in ("on", "off"))
+    lines += [
+        "",
+        f"Rank 0 of {rank_0['ranks']} idle ranks uses {on:.2%} of a processor, without measuring {off:.2%}.",
+    ]
+    return lines
 
 
 if __name__ == "__main__":

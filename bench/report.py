@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import frameworks
+import metrics
 import plots
 import tables
 from results import Results
@@ -42,6 +43,7 @@ def sections(results: Results, pictures: Path) -> list[str]:
     for part, title, table in (
         ("startup", "Start of a job", tables.startup),
         ("idle", "Idle", tables.idle),
+        ("metrics", "Measuring a job", metrics.sections),
     ):
         if found := results.load(part):
             lines += [f"### {title}", "", *table(found), ""]

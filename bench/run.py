@@ -21,13 +21,14 @@ import collectives
 import frameworks
 import idle
 import launch
+import metrics
 import overlap
 import report
 import startup
 from processes import started, unwind_on_sigterm
 from results import FOLDER, ROOT, Results, machine
 
-PARTS = ("collectives", "frameworks", "overlap", "startup", "idle", "scaling", "hosts")
+PARTS = ("collectives", "frameworks", "overlap", "startup", "idle", "metrics", "scaling", "hosts")
 
 
 def run_collectives(results: Results, options: argparse.Namespace) -> None:
@@ -85,6 +86,16 @@ def run_idle(results: Results, options: argparse.Namespace) -> None:
     """Cost of an idle runtime."""
     pairs, idle_s = (4, 2.0) if options.quick else (12, 5.0)
     results.store("idle", [idle.measure(ranks, pairs, idle_s) for ranks in (2,)])
+
+
+def run_metrics(results: Results, options: argparse.Namespace) -> None:
+    """Cost of measuring a job."""
+    workloads, pairs, seconds = (
+        (["many", "training"], 4, 0.3) if options.quick else (metrics.WORKLOADS, 12, 0.4)
+    )
+    found = [metrics.measure(workload, 2, pairs, seconds) for workload in workloads]
+    rank_0 = metrics.measure_rank_0(64, *((1, 2.0) if options.quick else (4, 5.0)))
+    results.store("metrics", {"workloads": found, "rank_0": rank_0})
 
 
 def run_scaling(results: Results, options: argparse.Namespace) -> None:
