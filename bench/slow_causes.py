@@ -12,7 +12,7 @@ Usage: python bench/slow_causes.py [--runs N] [--kinds K ...] [--seconds S] [--j
 
 Each run is a job of its own under horovodrun. It ends when a rank is named, or after S seconds. One line for each run
 is added to the file. A later call makes only the runs that are missing there, so it can be interrupted. `network` and
-`memory` need root and network namespaces. What the hypervisor takes (`steal`) cannot be injected here.
+`memory` need root and network namespaces. Processor time that the hypervisor takes (`steal`) cannot be injected here.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Lane(enum.Enum):
 # Many short tests, most of them without any process: a file of them runs as a whole.
 QUICK = ("compat", "unit")
 _WAITING = """
-chaos compat hosts seeded_faults unit absent_ranks altered_data bad_input callback_circles
+chaos compat hosts seeded_faults unit absent_ranks checkpoint altered_data bad_input callback_circles
 charts dialed_agents doctor elastic elastic_launcher elastic_repeated_failures executor failures
 images gpu_bad_input gpu_doctor gpu_failures gpu_interrupt gpu_other_users gpu_stall
 gpu_xla_failures jax_failures launcher launcher_events liveness loopback mpi mpi_launchers

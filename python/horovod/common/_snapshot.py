@@ -70,6 +70,11 @@ class Snapshot:
         """Make the copy that was just written the one that counts; the other's memory is used for the next."""
         self._complete, self._written = self._written, self._complete
 
+    @property
+    def complete_copy(self) -> Any:
+        """The state dict, in memory that a later snapshot writes to."""
+        return self._complete
+
     def value(self) -> Any:
         """The state dict, as arrays and objects of its own: whoever loads it may keep them."""
         copy = self._copies.copy

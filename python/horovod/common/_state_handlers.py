@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic
@@ -36,6 +37,14 @@ class StateHandler:
     def sync(self) -> None:
         """Give the value the live state of the root's."""
         raise NotImplementedError(f"{type(self).__name__} has to define sync")
+
+    def saved(self) -> Any:
+        """The content of a checkpoint: the last snapshot, as objects that can be pickled."""
+        raise NotImplementedError(f"{type(self).__name__} has to define saved for checkpoints")
+
+    def load(self, state: Any) -> None:
+        """Give the value what `saved` has returned."""
+        raise NotImplementedError(f"{type(self).__name__} has to define load for checkpoints")
 
     def reset(self) -> None:
         """Adapt the value to a new rank and size; called after each change of members, before `sync`."""
@@ -79,6 +88,10 @@ class SnapshotHandler(StateHandler):
     def complete(self) -> None:
         """Make the copy that was begun the one to go back to."""
         self._snapshot.complete()
+
+    def saved(self) -> Any:
+        """The copy."""
+        return self._snapshot.complete_copy
 
     def restore(self) -> None:
         """Load the copy."""
@@ -174,6 +187,22 @@ class HandledState(ObjectState):
             self._adopt(name, handler, handler.sync)
         super().sync()
         self.save()
+
+    def _saved(self) -> dict[str, Any]:
+        self._copier.finish()
+        handled = {name: handler.saved() for name, handler in self._handlers.items()}
+        return {**super()._saved(), "handled": handled}
+
+    def _load_saved(self, saved: dict[str, Any]) -> None:
+        self._copier.finish()
+        handled = saved.get("handled", {})
+        if handled.keys() != self._handlers.keys():
+            raise ValueError(
+                f"the file has {sorted(handled)}, the state has {sorted(self._handlers)}"
+            )
+        for name, handler in self._handlers.items():
+            self._adopt(name, handler, functools.partial(handler.load, handled[name]))
+        super()._load_saved(saved)
 
     def _adopt(self, name: str, handler: StateHandler, change: Callable[[], None]) -> None:
         """Have the value with which a handler has replaced its own; not every handler keeps one."""

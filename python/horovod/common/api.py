@@ -3,9 +3,16 @@
 Beside them `is_homogeneous`, which not every framework's module has.
 """
 
+from horovod.common._checkpoint import Checkpoint
 from horovod.common._objects import allgather_object, broadcast_object
 from horovod.common._ops import Adasum, Average, Max, Min, Product, Sum
-from horovod.common._script_helpers import average_metrics, on_rank_zero
+from horovod.common._script_helpers import (
+    average_metrics,
+    check_finite,
+    global_gradient_norm,
+    on_rank_zero,
+    rank_logger,
+)
 from horovod.common._waiting import barrier, join, poll
 from horovod.common.basics import basics
 from horovod.common.exceptions import HorovodInternalError, HorovodStalledError
@@ -20,6 +27,7 @@ from horovod.common.util import check_extension
 __all__ = [
     "Adasum",
     "Average",
+    "Checkpoint",
     "HorovodInternalError",
     "HorovodStalledError",
     "Max",
@@ -34,10 +42,12 @@ __all__ = [
     "broadcast_object",
     "ccl_built",
     "check_extension",
+    "check_finite",
     "cross_rank",
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "global_gradient_norm",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -54,6 +64,7 @@ __all__ = [
     "phase",
     "poll",
     "rank",
+    "rank_logger",
     "remove_process_set",
     "rocm_built",
     "shutdown",

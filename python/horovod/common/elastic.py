@@ -202,6 +202,24 @@ class ObjectState(State):
         self._set_attributes(received)
         self._saved_state = copy.deepcopy(received)
 
+    def _saved(self) -> dict[str, Any]:
+        """Return the content of a checkpoint: the last snapshot, to be pickled before the next one."""
+        return {"values": self._saved_state}
+
+    def _load_saved(self, saved: dict[str, Any]) -> None:
+        """Set the state to the content of a checkpoint.
+
+        Raises
+        ------
+        ValueError
+            The content has other attributes than this state.
+        """
+        if saved["values"].keys() != self._saved_state.keys():
+            raise ValueError(
+                f"the file has the attributes {sorted(saved['values'])}, the state has {sorted(self._saved_state)}"
+            )
+        self._set_attributes(saved["values"])
+
     def _snapshot(self) -> dict[str, Any]:
         live = {name: getattr(self, name) for name in self._saved_state}
         try:

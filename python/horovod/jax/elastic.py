@@ -1,5 +1,6 @@
 """Training that survives ranks that die, hosts that leave and hosts that come: `hvd.elastic`."""
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -76,7 +77,28 @@ class _PytreeHandler(StateHandler):
 
     def restore(self) -> None:
         """Have arrays of what was saved."""
-        self.value = jax.tree.map(_restored, self._saved, is_leaf=lambda x: isinstance(x, _Copy))
+        self.value = jax.tree.map(_restored, self._saved, is_leaf=_is_copy)
+
+    def saved(self) -> list[Any]:
+        """The leaves, arrays of JAX as arrays of NumPy."""
+        leaves = jax.tree.leaves(self._saved, is_leaf=_is_copy)
+        return [leaf.values if _is_copy(leaf) else leaf for leaf in leaves]
+
+    def load(self, state: list[Any]) -> None:
+        """Have arrays of these leaves, on the devices of the present ones."""
+        leaves, tree = jax.tree.flatten(self._saved, is_leaf=_is_copy)
+        want, found = (
+            [np.shape(leaf) for leaf in them]
+            for them in ([leaf.values if _is_copy(leaf) else leaf for leaf in leaves], state)
+        )
+        if want != found:
+            raise ValueError(f"the file has arrays of the shapes {found}, the state has {want}")
+        loaded = [
+            leaf.with_values(new) if _is_copy(leaf) else new
+            for leaf, new in zip(leaves, state, strict=True)
+        ]
+        self._saved = jax.tree.unflatten(tree, loaded)
+        self.restore()
 
     def sync(self) -> None:
         """Have the root's arrays."""
@@ -95,11 +117,21 @@ class _Copy:
         self.sharding = array.sharding
         self.values = np.array(jax.random.key_data(array) if self.key_impl else array)
 
+    def with_values(self, values: Any) -> "_Copy":
+        """The same array with other values."""
+        other = copy.copy(self)
+        other.values = np.asarray(values, self.values.dtype)
+        return other
+
     def restored(self) -> Any:
         # A copy: what JAX computes with must not be what is saved.
         if self.key_impl is not None:
             return jax.random.wrap_key_data(jnp.array(self.values), impl=self.key_impl)
         return jax.device_put(self.values.copy(), self.sharding)
+
+
+def _is_copy(leaf: Any) -> bool:
+    return isinstance(leaf, _Copy)
 
 
 def _copied(leaf: Any) -> Any:

@@ -1,5 +1,6 @@
-"""Helpers of `horovod.common` that all adapters export: averages of metrics, calls on rank 0."""
+"""Helpers of `horovod.common` that all adapters export: metrics, NaN, norms, logs, calls on rank 0."""
 
+import logging
 import math
 
 import numpy as np
@@ -30,8 +31,8 @@ def test_weights_count():
 
 
 def test_of_a_process_set():
-    if SIZE < 2:
-        pytest.skip("needs two ranks")
+    if SIZE < 3:
+        pytest.skip("needs three ranks: a set of all ranks is no other one")
     hvd.shutdown()
     pair = hvd.ProcessSet([0, SIZE - 1])
     hvd.init(process_sets=[pair])
@@ -77,3 +78,46 @@ def test_a_function_runs_on_rank_0_only():
     assert save(3, factor=2) == (6 if RANK == 0 else None)
     assert calls == ([3] if RANK == 0 else [])
     assert (save.__name__, save.__doc__) == ("save", "Save.")
+
+
+def test_finite_values_pass():
+    values = {"loss": 0.5, "rows": [np.ones(3), None], "count": 3, "name": np.array(["a"])}
+    hvd.check_finite(values)
+
+
+def test_what_is_not_finite_on_one_rank_is_an_error_on_all():
+    array = np.ones((2, 3), np.float16)
+    if RANK == SIZE - 1:
+        array[0] = [math.nan, math.inf, -math.inf]
+    text = rf"^loss: rank {SIZE - 1}: 'layers\.1\.w' has 1 NaN and 2 infinite of 6 values\.$"
+    with pytest.raises(FloatingPointError, match=text):
+        hvd.check_finite({"layers": [0.0, {"w": array}]}, "loss")
+
+
+def test_every_rank_and_eight_tensors_of_each_are_named():
+    with pytest.raises(FloatingPointError) as raised:
+        hvd.check_finite([(f"t{i}", math.nan) for i in range(10)])
+    for rank in range(SIZE):
+        assert f"rank {rank}: 't0' has 1 NaN" in str(raised.value)
+    assert str(raised.value).count("2 more") == SIZE
+    assert "t8" not in str(raised.value)
+
+
+def test_norm_of_replicated_and_divided_gradients():
+    # Large values, which overflow as squares of 16 bits.
+    gradients = {"a": np.full(4, 300, np.float16), "b": [np.float32(800), None]}
+    assert hvd.global_gradient_norm(gradients) == 1000
+    own = np.full(1, 1000 * math.sqrt(3 / SIZE))
+    assert hvd.global_gradient_norm(gradients, sharded=iter([own])) == pytest.approx(2000)
+    assert math.isnan(hvd.global_gradient_norm(np.array([1, math.nan])))
+
+
+def test_a_logger_knows_the_rank(caplog):
+    log = hvd.rank_logger("of.a.script")
+    with caplog.at_level(logging.INFO, "of.a.script"):
+        log.info("epoch %d", 3)
+        log.warning("late")
+        hvd.rank_logger("of.a.script", everywhere=logging.INFO).info("all")
+        log.debug("nobody")
+    first = [f"rank {RANK}: epoch 3"] if RANK == 0 else []
+    assert caplog.messages == [*first, f"rank {RANK}: late", f"rank {RANK}: all"]
