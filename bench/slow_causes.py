@@ -118,6 +118,12 @@ def rank_program(name: str, seconds: float) -> None:
         hvd.step()
     if hvd.rank() == 0:
         print(MARK + json.dumps(named), flush=True)
+        if named is None:
+            keys = ("computing", "communicating", "waiting", "awaited", "input", "cpu")
+            for row in hvd.stats()["ranks"]:
+                shares = {key: row[f"{key}_seconds"] / row["elapsed_seconds"] for key in keys}
+                text = ", ".join(f"{key} {share:.0%}" for key, share in shares.items())
+                print(f"rank {row['rank']}: {text}, last {row['came_last']} times", flush=True)
 
 
 def products_in(seconds: float) -> int:
@@ -202,6 +208,8 @@ def run(name: str, seconds: float) -> dict:
     if done.returncode or not lines:
         raise SystemExit(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
     named = json.loads(lines[0].split(MARK, 1)[1])
+    if named is None:
+        print(done.stdout.split("\n", 1)[1], end="", flush=True)
     record = {"kind": name, "verdict": KINDS[name].judge(named), "named": named}
     return record | {"seconds": round(time.monotonic() - begin, 1), "load": os.getloadavg()[0]}
 

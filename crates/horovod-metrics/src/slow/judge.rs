@@ -19,6 +19,9 @@ const PART_LOST_MIN: f64 = 0.3;
 const PART_EXPLAINED_MIN: f64 = 0.7;
 /// Messages are late if they are the last ones in this share of the operations, of which there must be enough.
 const LAST_MIN: f64 = 0.9;
+/// Messages are also late if they cause this share of the time for which all ranks are awaited. A network that delays a
+/// rank's results, too, lets other ranks be the last ones now and then, for short times.
+const AWAITED_MIN: f64 = 0.85;
 const OPERATIONS_MIN: u64 = 20;
 
 /// The change of the figures of all ranks between two samples.
@@ -36,6 +39,8 @@ struct RanksOfHost {
     waiting: f64,
     /// Operations that one of the ranks was the last to begin.
     last: u64,
+    /// Sum over the ranks of the share of the time for which they were awaited.
+    awaited: f64,
 }
 
 impl RanksOfHost {
@@ -54,6 +59,7 @@ impl<'a> Change<'a> {
             of.waiting += share(b, a, |f| f.waiting)?;
             let last = a.figures.last.saturating_sub(b.figures.last);
             of.last = of.last.saturating_add(last);
+            of.awaited += share(b, a, |f| f.awaited)?;
         }
         Some(Self {
             before,
@@ -137,8 +143,8 @@ impl Suspect {
         change.rows().filter(|(_, row)| self.includes(row)).count()
     }
 
-    /// Returns whether the messages of the suspect were nearly always the last. By chance, half of all ranks are last in
-    /// half of the operations.
+    /// Returns whether the messages of the suspect were nearly always the last, or whether it is the only one that is
+    /// awaited although it begins with the others. By chance, half of all ranks are last in half of the operations.
     fn is_nearly_always_last(self, change: &Change<'_>) -> bool {
         let own = change.rows().filter(|(_, row)| self.includes(row));
         let own = own.map(|(b, a)| a.figures.last.saturating_sub(b.figures.last));
@@ -149,7 +155,16 @@ impl Suspect {
             .map(|of| of.last)
             .fold(0, u64::saturating_add);
         let is_half_at_most = 2 * self.ranks(change) <= change.after.len();
-        is_half_at_most && all >= OPERATIONS_MIN && own as f64 >= LAST_MIN * all as f64
+        let own_awaited = change.share(|row| self.includes(row), |f| f.awaited);
+        let own_awaited = own_awaited.unwrap_or(0.0) * self.ranks(change) as f64;
+        let awaited: f64 = change.hosts.values().map(|of| of.awaited).sum();
+        let waiting =
+            |of_suspect: bool| change.share(|row| self.includes(row) == of_suspect, |f| f.waiting);
+        // A rank that begins later than the others waits for less time.
+        let begins_with_the_others = waiting(true) >= waiting(false);
+        let is_awaited_alone = begins_with_the_others && own_awaited >= AWAITED_MIN * awaited;
+        let is_last = own as f64 >= LAST_MIN * all as f64 || is_awaited_alone;
+        is_half_at_most && all >= OPERATIONS_MIN && is_last
     }
 }
 

@@ -207,6 +207,26 @@ fn messages_that_come_late_are_the_network_of_their_host() {
     assert_eq!((&*slow.ranks, slow.cause.name()), (&[1][..], "network"));
 }
 
+/// A delayed network brings results late, too. Then other ranks are the last ones now and then, for a short time.
+#[test]
+fn late_messages_are_named_if_others_are_last_at_times() {
+    let mut job = Job::new(&[0, 1, 2]);
+    let mut slow = SlowRanks::default();
+    let late = Part {
+        delay: 30,
+        ..computing(80)
+    };
+    job.run(&mut slow, 60, |step| {
+        if step % 4 == 0 {
+            vec![computing(82), computing(80), computing(80)]
+        } else {
+            vec![computing(80), computing(80), late]
+        }
+    });
+    let slow = slow.named().expect("a slow rank");
+    assert_eq!((&*slow.ranks, slow.cause.name()), (&[2][..], "network"));
+}
+
 #[test]
 fn ranks_of_a_host_that_are_late_together_name_the_host() {
     let parts = [computing(80), computing(80), computing(120), computing(120)];
