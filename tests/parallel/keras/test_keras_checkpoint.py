@@ -1,5 +1,8 @@
 """`hvd.Checkpoint` and `hvd.check_finite` with models of Keras, on each backend."""
 
+import os
+import signal
+
 import keras
 import numpy as np
 import pytest
@@ -37,6 +40,34 @@ def test_a_training_goes_on_from_the_file_as_if_it_had_not_ended(tmp_path):
     one_epoch(later)
     for mine, want in zip(later.model.get_weights(), state.model.get_weights(), strict=True):
         np.testing.assert_allclose(mine, want, rtol=1e-6)
+
+
+def test_sigterm_ends_fit_after_a_batch_on_all_ranks(tmp_path):
+    path = tmp_path / "training"
+    state = training(0)
+    before = [weight.copy() for weight in state.model.get_weights()]
+    checkpoint = hvd.Checkpoint(state, path)
+    ended = []
+
+    def end_batch(batch, logs):
+        ended.append(batch)
+        checkpoint.end_step()
+        if batch == 0 and RANK == SIZE - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=end_batch)
+    x = np.ones((8, 3), np.float32)
+    former = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit, match="143"):
+            state.model.fit(x, x[:, :2], batch_size=2, verbose=0, callbacks=[callback])
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert ended == [0, 1]
+    later = training(1)
+    assert hvd.Checkpoint(later, path).resume()
+    # The weights after two batches.
+    assert not np.allclose(later.model.get_weights()[0], before[0])
 
 
 def test_nan_is_named_and_norms_are_computed():
