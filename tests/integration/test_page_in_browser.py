@@ -112,6 +112,7 @@ def figures(ranks: int, slow: int, second: int) -> dict:
             "waiting_seconds": waiting * second,
             "communicating_seconds": 0.1 * second,
             "awaited_seconds": 0.21 * second if is_slow else 0,
+            "input_seconds": (0.22 if is_slow else 0.01) * second,
             "cpu_seconds": 1.3 * second,
         }
         return {"rank": rank, "host": hosts[rank], "age_seconds": 0.4, **times, **counts}
@@ -172,6 +173,7 @@ def test_a_picture_of_a_job_with_a_slow_rank(served: str) -> None:
         page.open(served)
         page.wait_for(f"{cells('waiting')}.join().startsWith('24 %,')")
         assert page.value(SLOW).startswith("rank 7 on node-4 is slow")
+        assert "input 22 %, computing " in page.value(cells("split"))[7]
         colours = []
         for scheme in ("dark", "light"):
             picture = page.picture(1280, 720, scheme)
