@@ -57,22 +57,6 @@ TABLE = f"{TORCH}/test_optimizer_table.py::test_training_equals_that_of_one_proc
 FAULTS = (
     # ---- Python, for all frameworks
     Fault(
-        "input-counted-twice",
-        "python/horovod/common/_input_waits.py",
-        "    if is_training and _is_waiting:\n",
-        "    if False:\n",
-        "a marked wait inside of another one counts twice as input",
-        Ranks((f"{TORCH}/test_input_waits.py::test_a_marked_wait_is_counted_once",)),
-    ),
-    Fault(
-        "input-of-any-thread",
-        "python/horovod/common/_input_waits.py",
-        "if threading.get_ident() != _training_thread or _is_waiting:",
-        "if _is_waiting:",
-        "a thread that reads ahead counts as time that the training waits for input",
-        Ranks((f"{TORCH}/test_input_waits.py::test_a_thread_that_reads_ahead_is_not_input",)),
-    ),
-    Fault(
         "checkpoint-of-its-own",
         "python/horovod/common/_checkpoint.py",
         "            self._state.sync()\n",
