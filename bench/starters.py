@@ -1,4 +1,4 @@
-"""What a job costs that another program starts: the same ranks under `horovodrun`, `mpirun`, `srun`, and as pods.
+"""The cost of a job that another program starts: the same ranks under `horovodrun`, `mpirun`, `srun`, and as pods.
 
 Usage (as root, with openssh-server, slurmctld, slurmd, munge, openmpi-bin):
   python bench/starters.py [--rounds N] [--json FILE]

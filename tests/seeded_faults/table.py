@@ -53,6 +53,7 @@ class Fault:
 
 TORCH = "parallel/torch"
 TABLE = f"{TORCH}/test_optimizer_table.py::test_training_equals_that_of_one_process"
+RESUMED = f"{TORCH}/test_torch_checkpoint.py::test_a_training_goes_on_from_the_file_as_if_it_had_not_ended"
 
 FAULTS = (
     # ---- Python, for all frameworks
@@ -62,11 +63,7 @@ FAULTS = (
         "            self._state.sync()\n",
         "            pass\n",
         "only rank 0 goes on from a checkpoint",
-        Ranks(
-            (
-                f"{TORCH}/test_torch_checkpoint.py::test_a_training_goes_on_from_the_file_as_if_it_had_not_ended",
-            )
-        ),
+        Ranks((RESUMED,)),
     ),
     Fault(
         "wrong-op-resolved",

@@ -80,9 +80,7 @@ def test_who_asks_first_gets_a_plain_answer() -> None:
 
 
 def test_handlers_of_the_originals_rendezvous_say_what_to_use() -> None:
-    with pytest.raises(
-        ImportError, match=r"http_server\.KVStoreServer .*HOROVOD_RANK0_ADDRESS"
-    ):
+    with pytest.raises(ImportError, match=r"http_server\.KVStoreServer .*HOROVOD_RANK0_ADDRESS"):
         exec("from horovod.runner.http.http_server import KVStoreServer")
 
 
