@@ -1,7 +1,8 @@
 """Gathers what a release consists of in one folder, with checksums: `python release.py WHEELS FOLDER`.
 
 WHEELS is the folder of `make wheel` and `make wheel-aarch64`. FOLDER gets these wheels, the sources, the licences of
-third parties, a bill of materials, the Helm chart where helm is installed, and SHA256SUMS. Nothing is signed: the project has no key.
+third parties, a bill of materials, the Helm chart where helm is installed, and SHA256SUMS. Nothing is signed: the
+project has no key.
 """
 
 from __future__ import annotations
