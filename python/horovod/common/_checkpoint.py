@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from horovod import _core
 from horovod.common import _consensus
@@ -57,7 +58,6 @@ class Checkpoint:
         self._state = state
         self._path = Path(path).absolute()
         self._ends_on_sigterm = False
-        self._is_asked_to_end = False
 
     def resume(self) -> bool:
         """Give all ranks the state of the file, and return True. Without a file leave the state, and return False.
@@ -65,15 +65,24 @@ class Checkpoint:
         Raises
         ------
         ValueError
-            On all ranks alike: rank 0 could not read the file, or it does not fit the state.
+            On all ranks alike: rank 0 could not read the file, the file does not fit the state, or its folder does not
+            exist.
         """
 
         def load() -> bool:
             try:
                 content = self._path.read_bytes()
             except FileNotFoundError:
+                # Without the folder each save would fail.
+                if not self._path.parent.is_dir():
+                    raise
                 return False
-            self._state._load_saved(pickle.loads(content))
+            saved = pickle.loads(content)
+            if not isinstance(saved, dict) or "values" not in saved:
+                raise ValueError(
+                    f"it holds a {type(saved).__qualname__}, expected what hvd.Checkpoint.save has written"
+                )
+            self._state._load_saved(saved)
             return True
 
         is_found = self._on_rank_zero(load, f"Cannot resume from {self._path}", ValueError)
@@ -103,9 +112,11 @@ class Checkpoint:
     def end_step(self) -> None:
         """Leave the job here if a rank has received SIGTERM, as before a host is taken away; save before that.
 
-        From the first call on, SIGTERM ends this process only here. If one rank has received it, all ranks save. All
-        ranks then end with exit status 143. In an elastic job only ranks that have received SIGTERM end, and the others
-        go on from this save. Costs some ten microseconds.
+        The first call replaces the process's handler of SIGTERM. From then on SIGTERM ends this process only here. If
+        one rank has received it, all ranks save, and then end with exit status 143. In an elastic job only ranks that
+        have received SIGTERM end, and the others go on from this save. Costs some ten microseconds.
+
+        Call it in the main thread: in other threads Python sets no handlers, and SIGTERM ends the process at once.
 
         Raises
         ------
@@ -115,19 +126,14 @@ class Checkpoint:
             As in `save`.
         """
         if not self._ends_on_sigterm:
-            self._ends_on_sigterm = True
-            # Handlers run in the main thread, and are set there.
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, self._note_sigterm)
-        (is_asked,) = _consensus.greatest([self._is_asked_to_end], "checkpoint.end_step")
+            self._ends_on_sigterm = _sigterm.begin_to_note()
+        (is_asked,) = _consensus.greatest([_sigterm.has_come], "checkpoint.end_step")
         if not is_asked:
             return
         self.save()
-        if self._is_asked_to_end or not _core.is_elastic():
+        if _sigterm.has_come or not _core.is_elastic():
+            _sigterm.has_come = False
             sys.exit(_TERMINATED)
-
-    def _note_sigterm(self, *_: object) -> None:
-        self._is_asked_to_end = True
 
     def _on_rank_zero(self, function: Callable[[], bool], what: str, kind: type[Exception]) -> bool:
         """Call the function on rank 0. All ranks get its result, or an error of this kind."""
@@ -145,6 +151,37 @@ class Checkpoint:
         return bool(result)
 
 
+class _Sigterm:
+    """Notes that the process has received SIGTERM, for all its checkpoints: a script may make another one meanwhile."""
+
+    def __init__(self) -> None:
+        self.has_come = False
+        self._former: Any = signal.SIG_DFL
+        os.register_at_fork(after_in_child=self._leave_to_parent)
+
+    def begin_to_note(self) -> bool:
+        """Replace the handler, and return whether this could be done: Python refuses it outside of the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        former = signal.signal(signal.SIGTERM, self._note)
+        if former != self._note:
+            # None is a handler that is not of Python.
+            self._former = signal.SIG_DFL if former is None else former
+        return True
+
+    def _note(self, *_: object) -> None:
+        self.has_come = True
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child SIGTERM ends the process as before: `Pool.terminate` sends it to workers, and waits."""
+        self.has_come = False
+        if signal.getsignal(signal.SIGTERM) == self._note:
+            signal.signal(signal.SIGTERM, self._former)
+
+
+_sigterm = _Sigterm()
+
+
 def _replace(path: Path, content: bytes) -> None:
     """Write the file so that it is the former or the new one as a whole, also after a loss of power."""
     new = path.with_name(f"{path.name}.new")
@@ -158,8 +195,10 @@ def _replace(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             new.unlink()
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    # Some network filesystems cannot do this with a folder. The file is complete without it.
+    with contextlib.suppress(OSError):
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

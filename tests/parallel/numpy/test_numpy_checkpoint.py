@@ -1,5 +1,10 @@
 """`hvd.Checkpoint` of plain objects: rank 0's file, all ranks' state, and errors that all ranks have."""
 
+import os
+import pickle
+import signal
+import threading
+
 import numpy as np
 import pytest
 
@@ -39,6 +44,21 @@ def test_a_file_that_is_none_is_an_error_on_all_ranks(tmp_path):
     assert state.step == 3
 
 
+@pytest.mark.parametrize("content", [[1, 2], {"step": 3}])
+def test_a_pickle_of_something_else_is_an_error_on_all_ranks(tmp_path, content):
+    path = tmp_path / "foreign"
+    path.write_bytes(pickle.dumps(content))
+    text = rf"it holds a {type(content).__name__}, expected what hvd\.Checkpoint\.save has written"
+    with pytest.raises(ValueError, match=text):
+        hvd.Checkpoint(ObjectState(step=3), path).resume()
+
+
+def test_a_folder_that_does_not_exist_is_an_error_before_the_training(tmp_path):
+    checkpoint = hvd.Checkpoint(ObjectState(step=3), tmp_path / "absent" / "file")
+    with pytest.raises(ValueError, match=r"^Cannot resume from .*absent/file: FileNotFoundError: "):
+        checkpoint.resume()
+
+
 def test_a_file_of_another_state_is_an_error_on_all_ranks(tmp_path):
     path = tmp_path / "other"
     hvd.Checkpoint(ObjectState(step=3), path).save()
@@ -72,10 +92,49 @@ def test_a_save_that_fails_leaves_the_former_file_and_is_an_error_on_all_ranks(t
         hvd.Checkpoint(state, tmp_path / "absent" / "file").save()
 
 
-def test_a_step_without_a_signal_ends_nothing(tmp_path):
+def test_a_step_without_a_signal_ends_nothing(tmp_path, sigterm):
     path = tmp_path / "none"
     hvd.Checkpoint(ObjectState(step=0), path).end_step()
     assert not path.exists()
+
+
+@pytest.fixture
+def sigterm():
+    former = signal.getsignal(signal.SIGTERM)
+    yield former
+    signal.signal(signal.SIGTERM, former)
+
+
+def test_a_later_checkpoint_ends_what_an_earlier_one_was_asked_to_end(tmp_path, sigterm):
+    state = ObjectState(step=5)
+    hvd.Checkpoint(state, tmp_path / "earlier").end_step()
+    if RANK == SIZE - 1:
+        signal.raise_signal(signal.SIGTERM)
+    later = hvd.Checkpoint(state, tmp_path / "later")
+    with pytest.raises(SystemExit, match="143"):
+        later.end_step()
+    assert [file.name for file in tmp_path.iterdir()] == (["later"] if RANK == 0 else [])
+    later.end_step()  # the signal counts once
+
+
+def test_a_forked_child_has_the_handler_that_was_replaced(tmp_path, sigterm):
+    hvd.Checkpoint(ObjectState(step=0), tmp_path / "none").end_step()
+    assert signal.getsignal(signal.SIGTERM) != sigterm
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if signal.getsignal(signal.SIGTERM) == sigterm else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_the_main_thread_replaces_the_handler_also_after_another_thread(tmp_path, sigterm):
+    checkpoint = hvd.Checkpoint(ObjectState(step=0), tmp_path / "none")
+    other = threading.Thread(target=checkpoint.end_step)
+    other.start()
+    other.join(60)
+    assert not other.is_alive()
+    assert signal.getsignal(signal.SIGTERM) == sigterm
+    checkpoint.end_step()
+    assert signal.getsignal(signal.SIGTERM) != sigterm
 
 
 def test_a_state_that_is_none_is_refused(tmp_path):

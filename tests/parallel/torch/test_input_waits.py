@@ -51,9 +51,10 @@ def test_waits_in_a_loader_are_input(measured, workers):
     batches = [batch.tolist() for batch in DataLoader(Slow(), num_workers=workers)]
     took = time.monotonic() - start
     assert batches == [[0], [1], [2], [3]]
-    # A worker may have read later batches while it waited for nobody.
-    least = READING_S * (SAMPLES if workers == 0 else 1)
-    assert least <= input_seconds() <= took
+    waited = input_seconds()
+    # A worker may have read batches before they were wanted.
+    assert waited > 0 if workers else waited >= READING_S * SAMPLES
+    assert waited <= took
 
 
 def test_a_marked_wait_is_counted_once(measured):
