@@ -11,7 +11,12 @@ from horovod._keras._failures import as_horovod_error
 from horovod._keras.callbacks import CallbackImpl
 from horovod.common._gradient_sums import forget_gradients
 from horovod.common._snapshot import MayWait
-from horovod.common._state_handlers import HandledState, HandlerRegistry, SnapshotHandler
+from horovod.common._state_handlers import (
+    HandledState,
+    HandlerRegistry,
+    SnapshotHandler,
+    refuse_other_shapes,
+)
 from horovod.common.elastic import State
 from horovod.common.elastic import run as _run
 
@@ -60,6 +65,10 @@ class _VariablesHandler(SnapshotHandler):
         """Assign the saved values; variables that were made after the save are unchanged."""
         for variable, value in zip(self.variables(), state, strict=False):
             _variables.assign(variable, value)
+
+    def refuse_others(self, state: Any) -> None:
+        """Raise ValueError for other numbers or shapes of variables, of which `load` would take the first ones."""
+        refuse_other_shapes(state, self.state())
 
     def sync(self) -> None:
         """Broadcast the root's values to all ranks."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic
+
+import numpy as np
 
 from horovod import _core
 from horovod.common._objects import broadcast_object
@@ -45,6 +47,9 @@ class StateHandler:
     def load(self, state: Any) -> None:
         """Give the value what `saved` has returned."""
         raise NotImplementedError(f"{type(self).__name__} has to define load for checkpoints")
+
+    def refuse_others(self, state: Any) -> None:
+        """Raise ValueError if what `saved` has returned is of another value, where `load` would not notice."""
 
     def reset(self) -> None:
         """Adapt the value to a new rank and size; called after each change of members, before `sync`."""
@@ -100,6 +105,13 @@ class SnapshotHandler(StateHandler):
     def sync(self) -> None:
         """Load the root's state."""
         self.load(broadcast_object(self.state(), self.root_rank, "elastic.state_dict"))
+
+
+def refuse_other_shapes(found: Sequence[Any], own: Sequence[Any]) -> None:
+    """Raise ValueError if a checkpoint has other arrays than the state, by number or shape."""
+    shapes, want = ([np.shape(array) for array in arrays] for arrays in (found, own))
+    if shapes != want:
+        raise ValueError(f"the file has arrays of the shapes {shapes}, the state has {want}")
 
 
 # Pairs of a type and the handler of values of this type; the first that fits is taken.
@@ -200,6 +212,8 @@ class HandledState(ObjectState):
             raise ValueError(
                 f"the file has {sorted(handled)}, the state has {sorted(self._handlers)}"
             )
+        for name, handler in self._handlers.items():
+            handler.refuse_others(handled[name])
         for name, handler in self._handlers.items():
             self._adopt(name, handler, functools.partial(handler.load, handled[name]))
         super()._load_saved(saved)

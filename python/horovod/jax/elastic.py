@@ -10,7 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from horovod.common import elastic as _elastic
-from horovod.common._state_handlers import HandledState, HandlerRegistry, StateHandler
+from horovod.common._state_handlers import (
+    HandledState,
+    HandlerRegistry,
+    StateHandler,
+    refuse_other_shapes,
+)
 from horovod.common.api import init, shutdown
 from horovod.common.elastic import ObjectState, State
 from horovod.common.exceptions import (
@@ -84,15 +89,13 @@ class _PytreeHandler(StateHandler):
         leaves = jax.tree.leaves(self._saved, is_leaf=_is_copy)
         return [leaf.values if _is_copy(leaf) else leaf for leaf in leaves]
 
+    def refuse_others(self, state: list[Any]) -> None:
+        """Raise ValueError for other numbers or shapes of leaves."""
+        refuse_other_shapes(state, self.saved())
+
     def load(self, state: list[Any]) -> None:
         """Have arrays of these leaves, on the devices of the present ones."""
         leaves, tree = jax.tree.flatten(self._saved, is_leaf=_is_copy)
-        want, found = (
-            [np.shape(leaf) for leaf in them]
-            for them in ([leaf.values if _is_copy(leaf) else leaf for leaf in leaves], state)
-        )
-        if want != found:
-            raise ValueError(f"the file has arrays of the shapes {found}, the state has {want}")
         loaded = [
             leaf.with_values(new) if _is_copy(leaf) else new
             for leaf, new in zip(leaves, state, strict=True)

@@ -18,6 +18,7 @@ from horovod.common._state_handlers import (
     HandlerRegistry,
     SnapshotHandler,
     StateHandler,
+    refuse_other_shapes,
 )
 from horovod.common.api import init as init
 from horovod.common.api import shutdown as shutdown
@@ -99,6 +100,10 @@ class VariablesHandler(SnapshotHandler):
         variables = self.variables()[: len(state)]
         write_values(variables, state, self._session())
         self.reset()
+
+    def refuse_others(self, state: Any) -> None:
+        """Raise ValueError for other numbers or shapes of variables, of which `load` would take the first ones."""
+        refuse_other_shapes(state, self.state())
 
     def reset(self) -> None:
         """Set the sums of gradients in a graph to zero, because they may include gradients of lost ranks."""

@@ -42,6 +42,16 @@ def test_a_training_goes_on_from_the_file_as_if_it_had_not_ended(tmp_path):
         np.testing.assert_allclose(mine, want, rtol=1e-6)
 
 
+def test_a_file_of_a_model_that_begins_alike_is_an_error_on_all_ranks(tmp_path):
+    path = tmp_path / "training"
+    layers = [keras.layers.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(2)]
+    hvd.Checkpoint(hvd.elastic.KerasState(keras.Sequential(layers)), path).save()
+    state = hvd.elastic.KerasState(keras.Sequential(layers[:2]))
+    text = r"the file has arrays of the shapes \[.*\(2, 2\), \(2,\)\], the state has \[\(3, 2\), \(2,\)\]"
+    with pytest.raises(ValueError, match=text):
+        hvd.Checkpoint(state, path).resume()
+
+
 def test_sigterm_ends_fit_after_a_batch_on_all_ranks(tmp_path):
     path = tmp_path / "training"
     state = training(0)
