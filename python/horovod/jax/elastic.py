@@ -84,21 +84,30 @@ class _PytreeHandler(StateHandler):
         """Have arrays of what was saved."""
         self.value = jax.tree.map(_restored, self._saved, is_leaf=_is_copy)
 
-    def saved(self) -> list[Any]:
-        """The leaves, arrays of JAX as arrays of NumPy."""
-        leaves = jax.tree.leaves(self._saved, is_leaf=_is_copy)
-        return [leaf.values if _is_copy(leaf) else leaf for leaf in leaves]
+    def saved(self) -> dict[str, Any]:
+        """The leaves by their paths in the tree, arrays of JAX as arrays of NumPy."""
+        leaves, _ = jax.tree_util.tree_flatten_with_path(self._saved, is_leaf=_is_copy)
+        return {
+            jax.tree_util.keystr(path): leaf.values if _is_copy(leaf) else leaf
+            for path, leaf in leaves
+        }
 
-    def refuse_others(self, state: list[Any]) -> None:
-        """Raise ValueError for other numbers or shapes of leaves."""
-        refuse_other_shapes(state, self.saved())
+    def refuse_others(self, state: dict[str, Any]) -> None:
+        """Raise ValueError for other paths or shapes of leaves."""
+        own = self.saved()
+        if state.keys() != own.keys():
+            raise ValueError(
+                f"only the file has the leaves {sorted(state.keys() - own.keys())}, only the state has "
+                f"{sorted(own.keys() - state.keys())}"
+            )
+        refuse_other_shapes([state[path] for path in own], list(own.values()))
 
-    def load(self, state: list[Any]) -> None:
+    def load(self, state: dict[str, Any]) -> None:
         """Have arrays of these leaves, on the devices of the present ones."""
         leaves, tree = jax.tree.flatten(self._saved, is_leaf=_is_copy)
         loaded = [
-            leaf.with_values(new) if _is_copy(leaf) else new
-            for leaf, new in zip(leaves, state, strict=True)
+            leaf.with_values(state[path]) if _is_copy(leaf) else state[path]
+            for leaf, path in zip(leaves, self.saved(), strict=True)
         ]
         self._saved = jax.tree.unflatten(tree, loaded)
         self.restore()

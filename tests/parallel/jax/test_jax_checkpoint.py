@@ -38,6 +38,16 @@ def test_a_file_of_other_shapes_is_an_error_on_all_ranks(tmp_path):
         hvd.Checkpoint(hvd.elastic.JaxState(params=jnp.ones(4)), path).resume()
 
 
+def test_a_file_of_other_names_is_an_error_on_all_ranks(tmp_path):
+    path = tmp_path / "training"
+    leaves = {"a": jnp.ones(3), "b": jnp.zeros(3)}
+    hvd.Checkpoint(hvd.elastic.JaxState(params=leaves), path).save()
+    renamed = {"b": jnp.ones(3), "c": jnp.zeros(3)}
+    text = r"""only the file has the leaves \["\['a'\]"\], only the state has \["\['c'\]"\]"""
+    with pytest.raises(ValueError, match=text):
+        hvd.Checkpoint(hvd.elastic.JaxState(params=renamed), path).resume()
+
+
 def test_nan_is_named_and_norms_are_computed():
     gradients = {"a": jnp.full(4, 300, jnp.bfloat16), "b": [jnp.float32(800)]}
     hvd.check_finite(gradients)
