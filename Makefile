@@ -265,7 +265,7 @@ $(STAMPS)/quick-wheel: $(STAMPS)/tools $(SOURCES)
 	@touch $@
 
 $(STAMPS)/wheel: $(STAMPS)/dev-packages $(SOURCES)
-	@rm -rf dist
+	@rm -f dist/*.whl
 	@$(STAGE) "building the published wheel" $(LOGS)/wheel.log python build_backend/horovod_build.py published dist
 	@touch $@
 

@@ -97,9 +97,21 @@ class Checkpoint:
         Raises
         ------
         OSError
-            On all ranks alike: rank 0 could not write the file. The former file is unchanged.
+            On all ranks: rank 0 could not write the file, or another rank could not copy its state. A rank that cannot
+            copy its own raises the cause. The former file is unchanged.
         """
-        self._state.save()
+        cause = None
+        try:
+            self._state.save()
+        except Exception as error:  # of a value that cannot be copied
+            cause = error
+        (has_failed,) = _consensus.greatest([cause is not None], "checkpoint.save")
+        if cause is not None:
+            raise cause
+        if has_failed:
+            raise OSError(
+                f"Cannot save to {self._path}: a rank could not copy its state, its own error has the cause"
+            )
         self._state._commits += 1
 
         def write() -> bool:

@@ -140,3 +140,26 @@ def test_the_main_thread_replaces_the_handler_also_after_another_thread(tmp_path
 def test_a_state_that_is_none_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"the state is a dict, expected a state of hvd\.elastic"):
         hvd.Checkpoint({"step": 1}, tmp_path / "x")
+
+
+class Uncopied:
+    """A value that the last rank cannot copy."""
+
+    def __deepcopy__(self, _):
+        if RANK == SIZE - 1:
+            raise RuntimeError("not to be copied")
+        return self
+
+
+def test_a_state_that_one_rank_cannot_copy_is_an_error_on_all_ranks(tmp_path):
+    state = ObjectState(value=1)
+    checkpoint = hvd.Checkpoint(state, tmp_path / "file")
+    state.value = Uncopied()
+    if RANK == SIZE - 1:
+        with pytest.raises(RuntimeError, match="not to be copied"):
+            checkpoint.save()
+    else:
+        with pytest.raises(OSError, match="a rank could not copy its state"):
+            checkpoint.save()
+    state.value = 2
+    checkpoint.save()

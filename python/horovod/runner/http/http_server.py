@@ -85,7 +85,7 @@ def _number(taken: socket.socket) -> int:
 
 def _key() -> str:
     if key := os.environ.get("HOROVOD_JOB_KEY"):
-        return key
+        return key.strip()
     if path := os.environ.get("HOROVOD_JOB_KEY_FILE"):
         return Path(path).read_text().strip()
     raise ValueError(
