@@ -141,7 +141,7 @@ soak: $(DEV) ## Half an hour of random faults between two hosts (ARGS="--minutes
 # the tools pytest skips these tests and prints the reason.
 host-tools:
 	@missing=; for tool in /usr/sbin/sshd:openssh-server ssh:openssh-client ip:iproute2 unshare:util-linux strace:strace \
-			mpirun:openmpi-bin mpiexec.hydra:hydra java:default-jre-headless chromium:chromium \
+			mpirun:openmpi-bin java:default-jre-headless chromium:chromium \
 			srun:slurm-client slurmctld:slurmctld slurmd:slurmd munged:munge; do \
 		command -v "$${tool%%:*}" >/dev/null || PATH="$$PATH:/usr/sbin:/sbin" command -v "$${tool%%:*}" >/dev/null || \
 			missing="$$missing $${tool##*:}"; \

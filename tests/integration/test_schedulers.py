@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import harness
+from mpi_libraries import find
 
 # Without a framework: importing one takes longer than all the rest.
 WORK = """
@@ -90,13 +91,9 @@ def test_open_mpi_passes_on_what_a_rank_tried_that_cannot_reach_rank_0(script, j
 
 
 def test_mpich(script, jobs) -> None:
-    path = needs("mpiexec.hydra")
     # A shell between the proxy and the rank, as in many job scripts.
-    check(
-        jobs(
-            harness.Job([path, "-np", "3", "sh", "-c", f"{sys.executable} {script(WORK)}; exit $?"])
-        )
-    )
+    command = f"{sys.executable} {script(WORK)}; exit $?"
+    check(jobs(find("mpich").start(3, "sh", "-c", command)))
 
 
 def test_torchrun(script, jobs) -> None:
