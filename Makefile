@@ -30,7 +30,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 # uv installs in a third of pip's time. pip installs where uv fails: uv does not read pip's configuration.
 PACKAGES = sh -c 'uv pip install --python $(BIN)/python "$$@" || exec $(PIP) --no-compile "$$@"' packages
 
-.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-candle test-burn test-loom test-portable check-macos publish-check msrv semver sanitizers fuzz chaos seeded-faults soak lint fmt docs bench bench-builds bench-micro bench-slow bench-tools published mpi chart-tools release wheel wheel-aarch64 wheel-sparkdl wheel-check ci clean distclean install host-tools
+.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-candle test-burn test-loom test-portable check-macos publish-check msrv semver sanitizers fuzz chaos seeded-faults soak lint fmt docs bench bench-builds bench-micro bench-slow bench-tools bench-accelerators mpi chart-tools release wheel wheel-aarch64 wheel-sparkdl wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -194,9 +194,8 @@ bench: $(STAMPS)/dev-packages $(STAMPS)/wheel bench-tools ## Measure against Glo
 	$(MEASURED_WHEEL)
 	python bench/run.py $(ARGS)
 
-published: $(STAMPS)/dev-packages $(STAMPS)/wheel ## Train the published models on this machine and model 512 accelerators; write docs/scaling.md (ARGS=--quick: neither).
+bench-accelerators: $(STAMPS)/dev-packages $(STAMPS)/wheel ## Train ResNet-50, ResNet-101, Inception V3 and VGG-16 on this machine and model 8 to 512 accelerators, as root; write docs/scaling.md (ARGS=--quick: neither).
 	$(MEASURED_WHEEL)
-	$(PACKAGES) torchvision
 	python bench/published.py $(ARGS)
 
 bench-builds: $(STAMPS)/dev-packages ## Compare two wheels, starts in turns: BEFORE=old.whl AFTER=new.whl (ARGS="--starts 9": more starts).

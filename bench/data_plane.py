@@ -8,6 +8,7 @@ each other host, bytes on the wire for each byte, and bytes for each other host 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ import numpy as np
 ACCELERATORS_PER_HOST = 4
 # A backward pass computes the gradients of the inputs and of the weights: twice the work of the forward pass.
 FORWARD_SHARE = 1 / 3
+# The default of HOROVOD_FUSION_THRESHOLD.
+FUSED_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,16 @@ def fit(points: Sequence[Point]) -> DataPlane:
     """The constants with the least squares of the relative errors, none of them negative."""
     rows = np.array([_terms(p.hosts, p.bits_per_s, p.nbytes) for p in points])
     rows /= np.array([[p.seconds] for p in points])
-    used = list(range(rows.shape[1]))
-    while True:
-        found, *_ = np.linalg.lstsq(rows[:, used], np.ones(len(points)), rcond=None)
-        if found.min() >= 0:
-            break
-        used.pop(int(found.argmin()))
-    return DataPlane(*(float(found[used.index(i)]) if i in used else 0.0 for i in range(4)))
+    best, least = np.zeros(4), float(len(points))
+    # Constants that would be negative are zero in the best solution. Few constants: each subset is tried.
+    for count in range(1, 5):
+        for used in itertools.combinations(range(4), count):
+            found = np.zeros(4)
+            found[list(used)], *_ = np.linalg.lstsq(rows[:, used], np.ones(len(points)), rcond=None)
+            squares = float(((rows @ found - 1) ** 2).sum())
+            if found.min() >= 0 and squares < least:
+                best, least = found, squares
+    return DataPlane(*map(float, best))
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,8 @@ def step_seconds(
 ) -> float:
     """Time of a training step in which gradients are sent while the backward pass goes on.
 
-    As in the engine, gradients that become ready during an allreduce form the next one.
+    As in the engine, gradients that become ready during an allreduce form the next one, up to `FUSED_BYTES`. A larger
+    gradient is alone.
     """
     hosts = -(-accelerators // ACCELERATORS_PER_HOST)
     whole = sum(layer.work for layer in layers)
@@ -98,9 +105,13 @@ def step_seconds(
     free = 0.0
     while ready:
         begin = max(free, ready[0][0])
-        together = [nbytes for since, nbytes in ready if since <= begin]
-        free = begin + plane.seconds(hosts, bits_per_s, sum(together))
-        ready = ready[len(together) :]
+        fused, count = ready[0][1], 1
+        for since, nbytes in ready[1:]:
+            if since > begin or fused + nbytes > FUSED_BYTES:
+                break
+            fused, count = fused + nbytes, count + 1
+        free = begin + plane.seconds(hosts, bits_per_s, fused)
+        ready = ready[count:]
     return max(free, compute_s)
 
 

@@ -106,7 +106,7 @@ def scaling(points: list[dict], path: Path) -> None:
     _save(figure, path)
 
 
-MODELS = ("#5a8f3d", "#3b6ea5", "#c1440e", "#8a5fb0")
+NETS = ("#5a8f3d", "#3b6ea5", "#c1440e", "#8a5fb0")
 
 
 def published(
@@ -116,9 +116,10 @@ def published(
     training: dict | None,
     path: Path,
 ) -> None:
-    """Efficiency over the number of accelerators, modelled and published; beside it what ran here."""
-    figure, (model, here) = plt.subplots(1, 2, figsize=(12, 4.6))
-    for colour, (name, values) in zip(MODELS, curves.items(), strict=True):
+    """Efficiency over the number of accelerators, modelled and published; beside it what ran here, if anything did."""
+    count = 2 if training else 1
+    figure, ((model, *rest),) = plt.subplots(1, count, figsize=(6 * count, 4.6), squeeze=False)
+    for colour, (name, values) in zip(NETS, curves.items(), strict=True):
         label = f"{name}, modelled"
         model.plot(accelerators, values["line"], color=colour, marker="o", ms=4, label=label)
         model.plot(accelerators, values["here"], color=colour, ls=":")
@@ -127,30 +128,37 @@ def published(
     for name, share in known.items():
         if share is not None:
             groups.setdefault(share, []).append(name)
-    for marker, (share, names) in zip("sD", groups.items(), strict=False):
+    for marker, (share, names) in zip("sD", groups.items(), strict=True):
         label = f"{' and '.join(names)}, published"
         model.plot([accelerators[-1]], [share], marker, mfc="none", mec="black", ms=9, label=label)
     model.set(xlabel="accelerators, four to a server", ylabel="efficiency", ylim=(0, 1.05))
     model.set_xscale("log", base=2)
     model.set_xticks(accelerators, list(map(str, accelerators)))
     model.set_title("MODELLED, 25 Gbit/s; dotted: at the rate reached here", fontsize="medium")
-    colours = dict(zip(curves, MODELS, strict=True))
+    for here in rest:
+        _measured(here, training, dict(zip(curves, NETS, strict=True)))
+    for axes in (model, *rest):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="x-small", loc="lower left")
+    _save(figure, path)
+
+
+def _measured(here: Any, training: dict, colours: dict[str, str]) -> None:
+    """Efficiency of runs on this machine over the number of ranks."""
     markers = dict(zip(("PyTorch", "TensorFlow", "JAX"), "os^", strict=True))
-    for run in training["runs"] if training else []:
+    for run in training["runs"]:
         for hosts, line in ((1, "-"), (2, "--")):
             rows = [r for r in run["rows"] if r["hosts"] == hosts or r["ranks"] == 1]
+            if len(rows) < 2:
+                continue
             shares = [r["together"] / r["apart"] for r in rows]
             label = f"{run['framework']}, {run['model']}" if hosts == 1 else None
             style: dict[str, Any] = {"color": colours[run["model"]], "ls": line, "label": label}
             here.plot([r["ranks"] for r in rows], shares, marker=markers[run["framework"]], **style)
     here.set_xticks(range(1, 5))
-    here.set(xlabel="ranks; dashed: on two hosts")
+    here.set(xlabel="ranks; dashed: on two hosts", ylabel="efficiency")
     here.set_ylim(bottom=0)
     here.set_title("measured on this machine's processors", fontsize="medium")
-    for axes in (model, here):
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="x-small", loc="lower left")
-    _save(figure, path)
 
 
 def _save(figure: Any, path: Path) -> None:

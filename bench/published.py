@@ -1,9 +1,9 @@
-"""The benchmark that Horovod published: ResNet-50, ResNet-101, Inception V3 and VGG-16 on made-up images.
+"""Training of ResNet-50, ResNet-101, Inception V3 and VGG-16 on this machine, and 8 to 512 accelerators by a model.
 
 Usage: python bench/published.py [--quick] [--parts P ...] [--frameworks F ...] [--models M ...] [--no-docs]
 
 `training` runs the synthetic benchmarks of examples/ on 1 to 4 ranks, on one host and on two, and compares their images
-per second with those of as many processes that do not communicate. `links` measures allreduces between 2 to 4 hosts
+per second with those of as many ranks that send no gradients. `links` measures allreduces between 2 to 4 hosts
 whose links `tc` limits, and fits the model of data_plane.py to a part of them. `layers` reads from Keras how much work
 each layer of the models is. The model then gives the efficiency of 8 to 512 accelerators.
 
@@ -22,7 +22,6 @@ import math
 import os
 import re
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,7 +31,7 @@ import data_plane
 import launch
 import plots
 import report
-from processes import output_of, started, unwind_on_sigterm
+from processes import output_of, unwind_on_sigterm
 from results import FOLDER, ROOT, Results, machine
 from tables import row
 
@@ -46,8 +45,8 @@ LIMIT_S = 1800
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
-    """A published model. `gpu_images_per_s` is the rate of one P100 with batches of 64, without communication."""
+class Net:
+    """A published network. `gpu_images_per_s` is the rate of one P100 with batches of 64, without communication."""
 
     torch: str
     keras: str
@@ -59,11 +58,11 @@ class Model:
 
 # The rates of Inception V3, ResNet-50 and VGG-16 are those of TensorFlow's published benchmarks. That of ResNet-101
 # lies between those of ResNet-50 and ResNet-152 (91.8), as its work does.
-MODELS = {
-    "ResNet-50": Model("resnet50", "ResNet50", 224, 219, None),
-    "ResNet-101": Model("resnet101", "ResNet101", 224, 129, 0.90),
-    "Inception V3": Model("inception_v3", "InceptionV3", 299, 142, 0.90),
-    "VGG-16": Model("vgg16", "VGG16", 224, 154, 0.68),
+NETS = {
+    "ResNet-50": Net("resnet50", "ResNet50", 224, 219, None),
+    "ResNet-101": Net("resnet101", "ResNet101", 224, 129, 0.90),
+    "Inception V3": Net("inception_v3", "InceptionV3", 299, 142, 0.90),
+    "VGG-16": Net("vgg16", "VGG16", 224, 154, 0.68),
 }
 EXAMPLES = {
     "PyTorch": "pytorch/pytorch_synthetic_benchmark.py",
@@ -79,10 +78,10 @@ PLACES = ((2, 1), (3, 1), (4, 1), (1, 2), (2, 2))
 QUICK_PLACES = ((2, 1), (1, 2))
 
 
-def script(framework: str, model: Model, quick: bool) -> list[str]:
+def script(framework: str, net: Net, quick: bool) -> list[str]:
     """The example and its options; a full image takes a processor seconds."""
     words = [str(ROOT / "examples" / EXAMPLES[framework])]
-    words += ["--model", model.torch if framework == "PyTorch" else model.keras]
+    words += ["--model", net.torch if framework == "PyTorch" else net.keras]
     words += ["--image-size", "128", "--batch-size", "2"]
     words += ["--num-warmup-batches", "2", "--num-iters", "2" if quick else "5"]
     return [*words, "--num-batches-per-iter", "2"]
@@ -108,31 +107,18 @@ def environment() -> dict[str, str]:
     }
 
 
-def apart(words: list[str], count: int) -> float:
-    """Images per second of so many processes at the same time that do not communicate."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(launch.undisturbed(f"{Path(words[0]).name}, {count} processes apart"))
-        files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(count)]
-        processes = [
-            stack.enter_context(
-                started([sys.executable, *words], stdout=file, stderr=file, env=environment())
-            )
-            for file in files
-        ]
-        for process in processes:
-            process.wait(LIMIT_S)
-        for file in files:
-            file.seek(0)
-        return sum(images_per_s(file.read()) for file in files)
-
-
 def together(net: network.Network | None, words: list[str], ranks: int) -> float:
     """Images per second of a job with so many ranks on each host."""
     if net:
-        command = hosts.python_on(net, ranks, words)
+        # Not watched: the time of ranks behind ssh is not this process's own.
+        command, watch = hosts.python_on(net, ranks, words), contextlib.nullcontext()
     else:
         command = [*launch.command("horovod", ranks), *words]
-    done = output_of(command, LIMIT_S, env=environment())
+        watch = launch.undisturbed(
+            f"{' '.join([Path(words[0]).name, *words[1:3]])} on {ranks} ranks"
+        )
+    with watch:
+        done = output_of(command, LIMIT_S, env=environment())
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
     return images_per_s(done.stdout)
@@ -149,14 +135,14 @@ def run_training(results: Results, options: argparse.Namespace) -> None:
             stack.callback(net.down)
         for framework, name in itertools.product(options.frameworks, options.models):
             before = len(launch.disturbances)
-            words = script(framework, MODELS[name], options.quick)
-            run = {"framework": framework, "model": name}
+            words = script(framework, NETS[name], options.quick)
+            run: dict[str, Any] = {"framework": framework, "model": name}
             found = [other for other in found if {k: other[k] for k in run} != run]
             places = QUICK_PLACES if options.quick else PLACES
             rows = efficiencies(net, words, [place for place in places if net or place[1] == 1])
             print(f"{framework}, {name}: {rows}", flush=True)
-            disturbed = len(launch.disturbances) > before
-            found.append({**run, "rows": rows, "disturbed": disturbed})
+            noticed = list(dict.fromkeys(launch.disturbances[before:]))
+            found.append({**run, "rows": rows, "disturbed": noticed})
             figures = {"runs": found, "machine": machine(), "skipped": reason}
             results.store("published-training", figures)
 
@@ -164,13 +150,14 @@ def run_training(results: Results, options: argparse.Namespace) -> None:
 def efficiencies(
     net: network.Network | None, words: list[str], places: Sequence[tuple[int, int]]
 ) -> list[dict[str, float]]:
-    """Images per second together and apart, alone and at each place."""
-    alone = {1: apart(words, 1)}
+    """Images per second with allreduces and without, on one rank and at each place."""
+    apart = [*words, "--no-allreduce"]
+    alone = {1: together(None, apart, 1)}
     rows = [{"ranks": 1, "hosts": 1, "together": alone[1], "apart": alone[1]}]
     for ranks, count in places:
         total = ranks * count
         if total not in alone:
-            alone[total] = apart(words, total)
+            alone[total] = together(None, apart, total)
         speed = together(net if count > 1 else None, words, ranks)
         rows.append({"ranks": total, "hosts": count, "together": speed, "apart": alone[total]})
     return rows
@@ -237,7 +224,7 @@ def run_links(results: Results, options: argparse.Namespace) -> None:
         try:
             if not free_bits_per_s:
                 (size, seconds), *_ = allreduces(net, RATE_KIBIBYTES, chosen.calls).items()
-                free_bits_per_s = 8 * size / seconds
+                free_bits_per_s = 8 * hosts.WIRE_OVER_PAYLOAD * size / seconds
             for rate in (*chosen.mbit_per_s, None):
                 if rate:
                     with limited(net, rate):
@@ -263,12 +250,12 @@ def run_layers(results: Results, options: argparse.Namespace) -> None:
     import keras
 
     found = {}
-    for name, model in MODELS.items():
-        shape = (model.image_size, model.image_size, 3)
-        net = getattr(keras.applications, model.keras)(weights=None, input_shape=shape)
+    for name, net in NETS.items():
+        shape = (net.image_size, net.image_size, 3)
+        model = getattr(keras.applications, net.keras)(weights=None, input_shape=shape)
         found[name] = [
             {"work": _multiplications(layer), "nbytes": _gradient_bytes(layer)}
-            for layer in net.layers
+            for layer in model.layers
         ]
     results.store("published-layers", found)
 
@@ -294,9 +281,9 @@ def modelled(links: dict, layers: dict) -> dict[str, Any]:
     used = [p["fitted"] for p in links["points"]]
     plane = data_plane.fit([p for p, fitted in zip(points, used, strict=True) if fitted])
     curves = {}
-    for name, model in MODELS.items():
+    for name, net in NETS.items():
         parts = [data_plane.Layer(**layer) for layer in layers[name]]
-        compute_s = GPU_BATCH / model.gpu_images_per_s
+        compute_s = GPU_BATCH / net.gpu_images_per_s
         curves[name] = {
             label: [data_plane.efficiency(parts, compute_s, n, rate, plane) for n in ACCELERATORS]
             for label, rate in rates(links).items()
@@ -311,30 +298,43 @@ def modelled(links: dict, layers: dict) -> dict[str, Any]:
 
 
 def rates(links: dict) -> dict[str, float]:
-    """The line of the published figures, and at most what two hosts on this machine's processors moved."""
+    """The line of the published figures, and at most what two hosts on this machine's processors sent."""
     return {"line": LINE_BITS_PER_S, "here": min(LINE_BITS_PER_S, links["free_bits_per_s"])}
 
 
 def sections(results: Results, pictures: Path) -> list[str]:
     """Everything that was measured and modelled, as Markdown; the chart is drawn beside the page."""
-    training = results.load("published-training")
+    training = undisturbed(results.load("published-training"))
     links, layers = results.load("published-links"), results.load("published-layers")
     model = modelled(links, layers) if links and layers else None
     lines: list[str] = []
     if training:
         lines += ["### Efficiency measured on this machine", "", training["machine"] + ".", ""]
-        disturbed = [run for run in training["runs"] if run["disturbed"]]
-        names = [f"{run['framework']}, {run['model']}, beside other work" for run in disturbed]
-        lines += [*report.disturbances({"disturbed": names}), *training_table(training), ""]
+        lines += [
+            "Runs on one host were watched for other work; those on two were not watched.",
+            "",
+        ]
+        lines += [*training_table(training), ""]
     if model:
         lines += ["### Allreduce between limited links", "", links["machine"] + ".", ""]
         lines += [*links_table(model), ""]
-        lines += ["### 8 to 512 accelerators, modelled", "", *model_table(model, links), ""]
+        lines += ["### Modelled efficiency", "", *model_table(model, links), ""]
         picture = pictures / "scaling-published.png"
-        published = {name: model.published for name, model in MODELS.items()}
+        published = {name: net.published for name, net in NETS.items()}
         plots.published(model["curves"], ACCELERATORS, published, training, picture)
         lines += [f"![Modelled and published efficiency]({picture.name})", ""]
     return lines
+
+
+def undisturbed(training: dict | None) -> dict | None:
+    """Without the runs that other work has disturbed, which are only printed; None if no others are left."""
+    if not training:
+        return None
+    for run in training["runs"]:
+        if run["disturbed"]:
+            print(f"left out, {run['framework']}, {run['model']}: {'; '.join(run['disturbed'])}")
+    runs = [run for run in training["runs"] if not run["disturbed"]]
+    return {**training, "runs": runs} if runs else None
 
 
 def training_table(training: dict) -> list[str]:
@@ -362,8 +362,9 @@ def training_table(training: dict) -> list[str]:
 
 
 def links_table(model: dict) -> list[str]:
-    """The constants, the errors, and each point."""
+    """The constants, the errors, and each point. No link is limited to the greatest rate."""
     plane: data_plane.DataPlane = model["plane"]
+    free = max(point.bits_per_s for point in model["points"])
     pairs = list(zip(model["fitted"], model["errors"], strict=True))
     outside = [error for fitted, error in pairs if not fitted]
     inside = [error for fitted, error in pairs if fitted]
@@ -374,7 +375,15 @@ def links_table(model: dict) -> list[str]:
         f"were not used: {statistics.mean(outside):.1%} on average, {max(outside):.1%} at most; on the "
         f"{len(inside)} that were: {statistics.mean(inside):.1%} and {max(inside):.1%}.",
         "",
-        row("hosts", "Mbit/s", "KiB", "measured, ms", "model, ms", "error", "used for the fit"),
+        row(
+            "hosts",
+            "limit, Mbit/s",
+            "KiB",
+            "measured, ms",
+            "model, ms",
+            "error",
+            "used for the fit",
+        ),
         row(*["--:"] * 6, "---"),
     ]
     for point, fitted, error in zip(model["points"], model["fitted"], model["errors"], strict=True):
@@ -382,7 +391,9 @@ def links_table(model: dict) -> list[str]:
         lines.append(
             row(
                 str(point.hosts),
-                f"{point.bits_per_s / 1e6:.0f}",
+                f"{point.bits_per_s / 1e6:.0f}"
+                if point.bits_per_s < free
+                else f"none ({free / 1e9:.1f} Gbit/s reached)",
                 f"{point.nbytes // 1024}",
                 f"{point.seconds * 1e3:.1f}",
                 f"{predicted * 1e3:.1f}",
@@ -401,7 +412,7 @@ def model_table(model: dict, links: dict) -> list[str]:
     ]
     for name, curves in model["curves"].items():
         for label, rate in rates(links).items():
-            known = MODELS[name].published if label == "line" else None
+            known = NETS[name].published if label == "line" else None
             lines.append(
                 row(
                     name,
@@ -421,11 +432,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few and small runs; not recorded")
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
     parser.add_argument("--frameworks", nargs="+", choices=EXAMPLES, help="default: all")
-    parser.add_argument("--models", nargs="+", choices=MODELS, help="default: all")
+    parser.add_argument("--models", nargs="+", choices=NETS, help="default: all")
     parser.add_argument("--no-docs", action="store_true", help="leave docs/ alone")
     options = parser.parse_args()
     options.frameworks = options.frameworks or (["PyTorch"] if options.quick else list(EXAMPLES))
-    options.models = options.models or (["ResNet-50"] if options.quick else list(MODELS))
+    options.models = options.models or (["ResNet-50"] if options.quick else list(NETS))
     unwind_on_sigterm()
     results = Results(FOLDER / "quick" if options.quick else FOLDER)
     for part in options.parts:

@@ -24,6 +24,9 @@ def parse_args():
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as float16")
+    parser.add_argument(
+        "--no-allreduce", action="store_true", help="train each rank alone, for comparison"
+    )
     parser.add_argument("--model", default="ResNet50", help="one of keras.applications")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--image-size", type=int, default=224)
@@ -42,7 +45,9 @@ def main():
         weights=None, input_shape=shape, classifier_activation=None
     )
     compression = hvd.Compression.fp16 if args.fp16_allreduce else hvd.Compression.none
-    optimizer = hvd.DistributedOptimizer(optax.sgd(0.01 * hvd.size()), compression=compression)
+    optimizer = optax.sgd(0.01 * hvd.size())
+    if not args.no_allreduce:
+        optimizer = hvd.DistributedOptimizer(optimizer, compression=compression)
     weights = [variable.value for variable in model.trainable_variables]
     # Those of batch normalisation.
     statistics = [variable.value for variable in model.non_trainable_variables]
@@ -80,13 +85,15 @@ def main():
     log(f"Number of {kind}s: {hvd.size()}")
     log("Running warmup...")
     benchmark_batches(args.num_warmup_batches)
+    hvd.barrier()
     log("Running benchmark...")
     img_secs = []
     for number in range(args.num_iters):
         seconds = timeit.timeit(lambda: benchmark_batches(args.num_batches_per_iter), number=1)
         img_secs.append(args.batch_size * args.num_batches_per_iter / seconds)
         log(f"Iter #{number}: {img_secs[-1]:.2f} img/sec per {kind}")
-    mean, spread = np.mean(img_secs), 1.96 * np.std(img_secs)
+    rates = np.mean(hvd.allgather_object(img_secs), axis=0)
+    mean, spread = np.mean(rates), 1.96 * np.std(rates)
     log(f"Img/sec per {kind}: {mean:.2f} +-{spread:.2f}")
     log(
         f"Total img/sec on {hvd.size()} {kind}(s): "

@@ -69,7 +69,9 @@ def build_model(name):
         raise SystemExit(
             f"--model {name} needs torchvision; without it there are: {known}"
         ) from None
-    return getattr(models, name)()
+    # The second classifier of Inception needs larger images than the rest of it.
+    options = {"aux_logits": False, "init_weights": True} if name == "inception_v3" else {}
+    return getattr(models, name)(**options)
 
 
 def main():
@@ -79,6 +81,9 @@ def main():
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as float16")
+    parser.add_argument(
+        "--no-allreduce", action="store_true", help="train each rank alone, for comparison"
+    )
     parser.add_argument(
         "--model", default="small", help="tiny, small, medium, or one of torchvision"
     )
@@ -109,12 +114,13 @@ def main():
         lr_scaler = hvd.local_size() if cuda and hvd.nccl_built() else 1
     optimizer = optim.SGD(model.parameters(), lr=0.01 * lr_scaler)
     compression = hvd.Compression.fp16 if args.fp16_allreduce else hvd.Compression.none
-    optimizer = hvd.DistributedOptimizer(
-        optimizer,
-        named_parameters=model.named_parameters(),
-        compression=compression,
-        op=hvd.Adasum if args.use_adasum else hvd.Average,
-    )
+    if not args.no_allreduce:
+        optimizer = hvd.DistributedOptimizer(
+            optimizer,
+            named_parameters=model.named_parameters(),
+            compression=compression,
+            op=hvd.Adasum if args.use_adasum else hvd.Average,
+        )
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
@@ -125,9 +131,7 @@ def main():
     def benchmark_batches(count):
         for _ in range(count):
             optimizer.zero_grad()
-            output = model(data)
-            # In training Inception also returns the output of its second classifier.
-            F.cross_entropy(getattr(output, "logits", output), target).backward()
+            F.cross_entropy(model(data), target).backward()
             optimizer.step()
         if cuda:
             torch.cuda.synchronize()  # until here all of it was only queued
@@ -142,13 +146,15 @@ def main():
     log(f"Number of {kind}s: {hvd.size()}")
     log("Running warmup...")
     benchmark_batches(args.num_warmup_batches)
+    hvd.barrier()
     log("Running benchmark...")
     img_secs = []
     for number in range(args.num_iters):
         seconds = timeit.timeit(lambda: benchmark_batches(args.num_batches_per_iter), number=1)
         img_secs.append(args.batch_size * args.num_batches_per_iter / seconds)
         log(f"Iter #{number}: {img_secs[-1]:.2f} img/sec per {kind}")
-    mean, spread = np.mean(img_secs), 1.96 * np.std(img_secs)
+    rates = np.mean(hvd.allgather_object(img_secs), axis=0)
+    mean, spread = np.mean(rates), 1.96 * np.std(rates)
     log(f"Img/sec per {kind}: {mean:.2f} +-{spread:.2f}")
     log(
         f"Total img/sec on {hvd.size()} {kind}(s): "

@@ -20,6 +20,9 @@ def parse_args():
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as float16")
+    parser.add_argument(
+        "--no-allreduce", action="store_true", help="train each rank alone, for comparison"
+    )
     parser.add_argument("--model", default="ResNet50", help="one of keras.applications")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--image-size", type=int, default=224)
@@ -57,7 +60,8 @@ def main():
     def step():
         with tf.GradientTape() as tape:
             loss = loss_of(target, model(data, training=True))
-        tape = hvd.DistributedGradientTape(tape, compression=compression)
+        if not args.no_allreduce:
+            tape = hvd.DistributedGradientTape(tape, compression=compression)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
@@ -78,13 +82,15 @@ def main():
     log(f"Number of {kind}s: {hvd.size()}")
     log("Running warmup...")
     benchmark_batches(args.num_warmup_batches)
+    hvd.barrier()
     log("Running benchmark...")
     img_secs = []
     for number in range(args.num_iters):
         seconds = timeit.timeit(lambda: benchmark_batches(args.num_batches_per_iter), number=1)
         img_secs.append(args.batch_size * args.num_batches_per_iter / seconds)
         log(f"Iter #{number}: {img_secs[-1]:.2f} img/sec per {kind}")
-    mean, spread = np.mean(img_secs), 1.96 * np.std(img_secs)
+    rates = np.mean(hvd.allgather_object(img_secs), axis=0)
+    mean, spread = np.mean(rates), 1.96 * np.std(rates)
     log(f"Img/sec per {kind}: {mean:.2f} +-{spread:.2f}")
     log(
         f"Total img/sec on {hvd.size()} {kind}(s): "

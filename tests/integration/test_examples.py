@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,13 @@ import pytest
 import harness
 
 EXAMPLES = harness.ROOT / "examples"
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+BRIEF = (
+    *("--batch-size", "2", "--num-iters", "1"),
+    *("--num-warmup-batches", "1", "--num-batches-per-iter", "1"),
+)
+# Of Keras' models the one that compiles fastest.
+SMALLEST = ("--model", "MobileNet", "--image-size", "32")
 
 
 REST = pytest.mark.thorough(also="tests/integration/test_examples.py::test_the_usual_script")
@@ -49,13 +57,6 @@ def test_the_usual_script(np: int, jobs, tmp_path: Path) -> None:
         (2, ["elastic/pytorch/pytorch_mnist_elastic.py", "--epochs", "1", "--use-adasum"]),
         (3, ["pytorch/pytorch_process_sets.py", "--steps", "20"]),
         (2, ["adasum/adasum_small_model.py", "--op", "Adasum", "--steps", "20"]),
-        (
-            2,
-            [
-                *["pytorch/pytorch_synthetic_benchmark.py", "--no-cuda", "--batch-size", "2"],
-                *["--num-warmup-batches", "1", "--num-batches-per-iter", "1", "--num-iters", "1"],
-            ],
-        ),
     ],
     ids=lambda value: " ".join(value[:3:2]) if isinstance(value, list) else None,
 )
@@ -71,14 +72,26 @@ def learns_digits(script: str, jobs) -> harness.Job:
     return job
 
 
-# A model of Keras compiles for half a minute.
-@pytest.mark.thorough(also="tests/integration/test_tf_examples.py::test_example_runs")
-def test_the_benchmark_of_jax_runs(jobs) -> None:
-    words = ["--model", "MobileNet", "--image-size", "32", "--batch-size", "2", "--num-iters", "1"]
-    words += ["--num-warmup-batches", "1", "--num-batches-per-iter", "1", "--fp16-allreduce"]
-    script = EXAMPLES / "jax" / "jax_synthetic_benchmark.py"
-    job = jobs(harness.python(2, script, *words, forked=True)).succeed()
-    assert re.search(r"Total img/sec on 2 CPU\(s\): \d", job.stdout), job.report()
+BENCHMARKS = [
+    ["pytorch/pytorch_synthetic_benchmark.py", "--no-cuda"],
+    # The size of images that bench/published.py takes.
+    [
+        *["pytorch/pytorch_synthetic_benchmark.py", "--model", "inception_v3"],
+        *["--image-size", "128", "--no-allreduce"],
+    ],
+    ["jax/jax_synthetic_benchmark.py", *SMALLEST, "--fp16-allreduce"],
+    ["tensorflow2/tensorflow2_synthetic_benchmark.py", *SMALLEST, "--fp16-allreduce"],
+]
+
+
+@pytest.mark.parametrize("words", BENCHMARKS, ids=lambda words: " ".join(words[:3:2]))
+def test_a_benchmark_reports_its_rate(words: list[str], jobs, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(harness.ROOT / "bench")])
+    import published
+
+    script = EXAMPLES / words[0]
+    job = jobs(harness.python(2, script, *words[1:], *BRIEF, env=QUIET, forked=True)).succeed()
+    assert published.images_per_s(job.stdout) > 0
 
 
 def test_flax_learns_digits(jobs) -> None:

@@ -18,12 +18,6 @@ def rest(test: str) -> pytest.MarkDecorator:
     return pytest.mark.thorough(also=f"tests/integration/test_tf_examples.py::{test}")
 
 
-# The benchmark with the smallest of Keras' models.
-SMALL = (
-    *("--model", "MobileNet", "--image-size", "32", "--batch-size", "2", "--num-iters", "1"),
-    *("--num-warmup-batches", "1", "--num-batches-per-iter", "1"),
-)
-
 USUAL, OLD = rest("test_the_usual_script"), rest("test_the_script_of_tensorflow_1")
 
 
@@ -53,7 +47,6 @@ def test_the_script_of_tensorflow_1(np: int, jobs, tmp_path: Path) -> None:
         ["tensorflow/tensorflow_mnist.py", "--steps", "20", "--gradient-predivide-factor", "2.0"],
         ["tensorflow2/tensorflow2_mnist.py", "--steps", "20", "--fp16-allreduce"],
         ["elastic/tensorflow2/tensorflow2_mnist_elastic.py", "--steps", "40"],
-        ["tensorflow2/tensorflow2_synthetic_benchmark.py", *SMALL, "--fp16-allreduce"],
     ],
     ids=lambda words: " ".join(words[::3]),
 )

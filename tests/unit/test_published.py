@@ -49,6 +49,34 @@ def test_a_constant_is_never_negative():
     assert found.wire == pytest.approx(1.05, rel=0.05)
 
 
+def test_the_fit_is_the_best_of_those_without_a_negative_constant():
+    from data_plane import Point, fit
+
+    # Without a bound two constants are negative. Leaving out the more negative one first, then the next, keeps `start`.
+    cases = ((2, 1 << 18, 7), (2, 1 << 22, 6), (3, 1 << 18, 9), (3, 1 << 22, 5), (4, 1 << 20, 1))
+    measured = [Point(hosts, 8e9, nbytes, ms / 1e3) for hosts, nbytes, ms in cases]
+    found = fit(measured)
+    assert (found.start_s, found.wire) == pytest.approx((1.779e-4, 0.741), rel=1e-3)
+    assert (found.host_s, found.fill_bytes) == (0, 0)
+    assert sum(error**2 for error in found.errors(measured)) == pytest.approx(2.1427, rel=1e-4)
+
+
+def test_gradients_of_more_than_the_fusion_threshold_are_sent_one_after_the_other():
+    from data_plane import FUSED_BYTES, DataPlane, Layer, step_seconds
+
+    # A second for each execution. All gradients are ready at the same time: the first layer has all the work.
+    plane = DataPlane(start_s=1.0, host_s=0, wire=0, fill_bytes=0)
+
+    def seconds(*sizes: int) -> float:
+        layers = [Layer(0.0, size) for size in sizes]
+        return step_seconds([*layers, Layer(1.0, 0)], 3.0, 8, 8e9, plane) - 3.0
+
+    half = FUSED_BYTES // 2
+    assert seconds(half, half) == 1.0
+    assert seconds(half, half + 1) == 2.0
+    assert seconds(half, 3 * half, half) == 3.0
+
+
 def test_an_allreduce_of_a_large_vector_takes_its_bytes_over_the_rate():
     from data_plane import DataPlane
 
@@ -100,17 +128,29 @@ def test_the_error_is_that_of_points_that_the_fit_has_not_seen():
         for point in part
     ]
     links = {"points": found, "free_bits_per_s": 1e10}
-    layers = {name: [{"work": 1.0, "nbytes": 10**8}] for name in published.MODELS}
+    layers = {name: [{"work": 1.0, "nbytes": 10**8}] for name in published.NETS}
     model = published.modelled(links, layers)
     text = published.links_table(model)[0]
     assert "Error on the 6 points that were not used: 50.0% on average, 50.0% at most" in text
     assert "on the 12 that were: 0.0% and 0.0%" in text
     rows = published.model_table(model, links)[2:]
-    assert len(rows) == 2 * len(published.MODELS)
+    assert len(rows) == 2 * len(published.NETS)
     assert [row.split(" | ")[-1] for row in rows if "90%" in row.split(" | ")[-1]] == ["90% |"] * 2
 
 
-def test_a_share_is_that_of_processes_that_do_not_communicate():
+def test_runs_that_other_work_disturbed_are_left_out():
+    import published
+
+    runs = [
+        {"framework": "JAX", "model": name, "rows": [], "disturbed": texts}
+        for name, texts in (("VGG-16", []), ("ResNet-50", ["other processes used 20 %"]))
+    ]
+    found = published.undisturbed({"runs": runs, "skipped": None})
+    assert found == {"runs": runs[:1], "skipped": None}
+    assert published.undisturbed({"runs": runs[1:], "skipped": None}) is None
+
+
+def test_a_share_is_that_of_ranks_that_send_no_gradients():
     import published
 
     rows = [
