@@ -21,8 +21,7 @@ _SCRIPT = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _HEAD = """\
 # From one process to many in six steps
 
-Written by `build_backend/docs_notebook.py` from [the page of the same name](../../docs/index.md). This function trains
-on one process:"""
+This function trains on one process:"""
 
 
 def apply(script: str, diff: str) -> str:
@@ -50,11 +49,15 @@ def notebook(page: str) -> dict[str, Any]:
     cells += [
         _text("After these changes the function is:"),
         _code(_function(script)),
-        _text("`horovod.run` starts ranks that call it. Rank 0 prints:"),
+        _text("`horovod.run` starts two ranks, which call `train`. Rank 0 prints the losses."),
         _code("import horovod\n\nhorovod.run(train, num_proc=2)"),
     ]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 4}
+    metadata = {
+        "kernelspec": kernel,
+        "written_by": "build_backend/docs_notebook.py from docs/index.md",
+    }
+    return {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 4}
 
 
 def text_of(made: dict[str, Any]) -> str:
