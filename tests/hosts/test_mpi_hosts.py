@@ -119,10 +119,12 @@ def of_the_page(pattern: str) -> str:
 
 @pytest.mark.parametrize("start", LIBRARIES, indirect=True)
 def test_the_first_job_of_the_page(start) -> None:
-    check = of_the_page(r'^mpirun -np 2 -H host1:1,host2:1 python -c "(.*?)"$')
+    check = of_the_page(r'^mpirun -np 2 -H host1:1,host2:1 /opt/env/bin/python -c "(.*?)"$')
     assert start(check).succeed().stdout.split() in (["2", "2"], ["22"])
     job = start(of_the_page(r"^```python\n(.*?)^```$")).succeed()
-    shown = of_the_page(r"^\$ mpirun -np 4 -H host1:2,host2:2 python train.py\n(.*?)^```$")
+    shown = of_the_page(
+        r"^\$ mpirun -np 4 -H host1:2,host2:2 /opt/env/bin/python train.py\n(.*?)^```$"
+    )
     line = re.compile(r"rank (\d) of (\d) on ([\w-]+): loss 0\.\d")
     assert len(line.findall(shown)) == 4
     assert sorted(line.findall(job.stdout)) == [("0", "2", "host-a"), ("1", "2", "host-b")]

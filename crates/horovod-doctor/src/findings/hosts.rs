@@ -303,7 +303,13 @@ fn judge_files(chart: &Chart, host: &Patient, facts: &HostFacts, found: &mut Fin
 
 fn judge_threads(slots: u32, name: &str, facts: &HostFacts, found: &mut Findings) {
     let ranks = u64::from(slots);
-    let threads = ranks * (u64::from(threads_set(facts).unwrap_or(facts.cpus)) + THREADS);
+    // Without a value `horovodrun` sets the share for each of several ranks.
+    let unset = if slots > 1 {
+        share(slots, facts)
+    } else {
+        facts.cpus
+    };
+    let threads = ranks * (u64::from(threads_set(facts).unwrap_or(unset)) + THREADS);
     if let Some(limit) = facts.limits.nproc.filter(|limit| *limit < threads) {
         let what = format!(
             "ulimit -u is {limit}: {ranks} rank{} start about {threads} threads",
@@ -324,6 +330,11 @@ fn threads_set(facts: &HostFacts) -> Option<u32> {
     facts.omp_threads.as_ref()?.trim().parse().ok()
 }
 
+/// A rank's share of the processors.
+fn share(slots: u32, facts: &HostFacts) -> u32 {
+    (facts.cpus / slots.max(1)).max(1)
+}
+
 fn judge_processors(slots: u32, name: &str, facts: &HostFacts, found: &mut Findings) {
     let cpus = facts.cpus;
     let processors = format!("{cpus} processor{}", plural(cpus.into()));
@@ -337,8 +348,7 @@ fn judge_processors(slots: u32, name: &str, facts: &HostFacts, found: &mut Findi
         let fix = format!("give this host at most {cpus} slots, unless its ranks compute on GPUs");
         found.add(Severity::Slow, name, what, fix);
     }
-    let share = (cpus / slots.max(1)).max(1);
-    // Without a value `horovodrun` sets this share.
+    let share = share(slots, facts);
     if let Some(threads) =
         threads_set(facts).filter(|threads| slots > 1 && cpus > 1 && *threads > share)
     {

@@ -141,6 +141,16 @@ fn a_host_that_cannot_be_reached_is_named_with_what_to_do() {
 }
 
 #[test]
+fn ranks_that_share_the_processors_start_one_thread_for_each_of_theirs() {
+    let mut chart = chart(1);
+    (chart.plan.size, chart.hosts[0].slots) = (64, 64);
+    let found = facts(&mut chart, 0);
+    (found.cpus, found.omp_threads, found.memory) = (64, None, None);
+    (found.limits.nproc, found.limits.nofile) = (Some(4096), None);
+    assert_eq!(of(&chart), []);
+}
+
+#[test]
 fn what_a_job_needs_from_a_host() {
     check(
         |f| f.limits.nofile = Some(19),
