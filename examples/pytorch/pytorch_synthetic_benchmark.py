@@ -63,7 +63,7 @@ def build_model(name):
     if name in MODELS:
         return MODELS[name]()
     try:
-        from torchvision import models  # pyright: ignore[reportMissingImports]
+        from torchvision import models
     except ImportError:
         known = ", ".join(MODELS)
         raise SystemExit(
