@@ -1,4 +1,4 @@
-"""What is left of DistributedDataParallel in a script raises the errors of docs/from-ddp.md."""
+"""Lines of DistributedDataParallel that are left in a script raise the errors of docs/from-ddp.md."""
 
 from __future__ import annotations
 
