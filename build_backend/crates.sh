@@ -45,7 +45,7 @@ msrv() {
   compile_with "$oldest" --package horovod --all-features --package horovod-launch
   for crate in "${frameworks[@]}"; do
     manifest="crates/$crate/Cargo.toml"
-    compile_with "$(oldest_of "$manifest")" --manifest-path "$manifest"
+    compile_with "$(oldest_of "$manifest")" --manifest-path "$manifest" --all-features
   done
 }
 

@@ -83,12 +83,12 @@ pub fn broadcast_optimizer_state<M: Module>(
     Ok(())
 }
 
-/// A line that the ranks compare, for one that passes another root would wait for the others.
+/// The ranks compare this line: a rank that passes another root would wait for the others.
 fn root_line(root: usize) -> String {
     format!("root\t{root}")
 }
 
-/// Whether ranks differ by the line of [`root_line`]. Paths, of which all other lines are, are in quotation marks.
+/// Whether ranks differ by the line of [`root_line`]. All other lines begin with a path in quotation marks.
 fn is_of_root(sides: &Sides) -> bool {
     sides
         .iter()

@@ -11,12 +11,12 @@ use burn::train::{
     SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents,
     TrainingError, TrainingItem, TrainingStrategy, ValidLoader,
 };
-use horovod::framework::{Lines, Obstacle};
+use horovod::framework::{Lines, Obstacle, Settings};
 use horovod::{Communicator, ReduceOp};
 
 use crate::error::{Error, Result};
 use crate::parameters::agree;
-use crate::reducer::{self, Reducer, Settings};
+use crate::reducer::{self, Reducer};
 
 /// Trains a `Learner` of burn on all ranks, each of which runs the same program.
 ///
@@ -79,7 +79,7 @@ use crate::reducer::{self, Reducer, Settings};
 /// # Ok(()) }
 /// ```
 ///
-/// As burn's own strategies it takes the loader of all rows, and each rank trains with its share: neighbouring rows, as
+/// Like burn's own strategies, it takes the loader of all rows. Each rank trains with its share of neighbouring rows, as
 /// many as on the other ranks or one more. A rank whose batches have ended goes on with gradients of zeros. Rank 0 validates
 /// with all rows of the other loader, writes the checkpoints and decides whether to stop early. `grads_accumulation`
 /// counts batches of each rank.
@@ -89,7 +89,7 @@ use crate::reducer::{self, Reducer, Settings};
 ///
 /// # Errors
 /// burn returns an error of a training in its `LearningResult`. An error of one rank, such as of its loader, ends the
-/// training on all, and each has an error that names the rank.
+/// training on all, and the others have an error that names this rank.
 #[derive(Clone, Debug)]
 pub struct LearnerStrategy {
     hvd: Communicator,
@@ -145,13 +145,12 @@ impl LearnerStrategy {
 
     /// Whether a rank has more to do and none has stopped; the same on all ranks. An error of one rank becomes one of all.
     fn go_on(&self, interrupter: &Interrupter, has_more: bool) -> Result<bool> {
-        let own = [has_more, interrupter.should_stop()].map(u8::from);
+        let mut any = [has_more, interrupter.should_stop()].map(u8::from);
         let hvd = self.hvd.named("burn.learner");
-        let [has_more, stops] = *hvd.allreduce(&own, ReduceOp::Max)? else {
-            return Ok(false);
-        };
-        if stops == 0 {
-            return Ok(has_more != 0);
+        hvd.allreduce_in_place(&mut any, ReduceOp::Max)?;
+        let [has_more, stops] = any.map(|any| any != 0);
+        if !stops {
+            return Ok(has_more);
         }
         let error = interrupter.error().map(|error| error.to_string());
         match Lines::new(Vec::new()).compare(&hvd, "burn.learner", None, error)? {
@@ -216,16 +215,16 @@ struct Training<'a, M: LearnerModel> {
     strategy: &'a LearnerStrategy,
     reducer: Reducer,
     learner: Learner<M>,
-    /// Rows of all ranks.
+    /// The number of rows of all ranks.
     rows: usize,
-    /// Those of this rank.
+    /// The rows of this rank.
     train: TrainLoader<M>,
     valid: ValidLoader<M>,
 }
 
 impl<M: LearnerModel> Training<'_, M> {
     fn epochs(&mut self, components: &mut TrainingComponents<M>, first: usize) -> Result<()> {
-        // With other numbers the ranks would wait for each other.
+        // Ranks with other numbers would wait for each other.
         let passes = self.reducer.settings().passes;
         let lines = [
             format!("first epoch\t{first}"),
@@ -294,13 +293,13 @@ impl<M: LearnerModel> Training<'_, M> {
                 interrupter.fail_on_error(events.process_train(event));
             }
         }
-        // Batches of an epoch that are fewer than those of a step: all ranks have as many.
+        // The last batches of an epoch, if they are too few for a step; as many on all ranks.
         let (rate, model) = (self.rate(), self.learner.model());
         let reduced = self.reducer.finish(&model, Some(&rate))?;
         self.step(reduced)
     }
 
-    /// A line with the rate of the step before: burn changes it when the gradients are ready.
+    /// A line with the rate of the step before: `step` sets the next rate, after the reduction.
     fn rate(&self) -> String {
         format!("learning rate\t{:?}", self.learner.lr_current().base())
     }

@@ -3,12 +3,13 @@
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
+use horovod::framework::Settings;
 use horovod::{Communicator, ReduceOp};
 
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;
-use crate::reducer::{self, Reducer, Settings};
+use crate::reducer::{self, Reducer};
 
 /// An optimizer that steps with the gradients of all ranks.
 ///

@@ -1,34 +1,14 @@
-//! The reduction of gradients over the ranks: its settings, its passes, and the comparison of the ranks before it.
+//! The reduction of gradients over the ranks: its passes, and the comparison of the ranks before it.
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Shape};
-use horovod::framework::{self, Lines};
-use horovod::{Communicator, ReduceOp};
+use horovod::Communicator;
+use horovod::framework::{self, Lines, Settings};
 
 use crate::error::{Error, Result};
 use crate::gradients::{self, Gradients, Missing, TYPES};
 use crate::parameters::{agree, line};
-
-/// The settings that all ranks must have alike.
-#[derive(Clone, Debug)]
-pub(crate) struct Settings {
-    pub(crate) op: ReduceOp,
-    pub(crate) groups: usize,
-    pub(crate) passes: usize,
-    pub(crate) max_norm: Option<f64>,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            op: ReduceOp::Average,
-            groups: 1,
-            passes: 1,
-            max_norm: None,
-        }
-    }
-}
 
 /// Reduces the gradients of one optimizer.
 pub(crate) struct Reducer {
@@ -73,7 +53,7 @@ impl Reducer {
 
     /// Adds the gradients to those of earlier passes. The last pass reduces the sums over all ranks and returns them.
     ///
-    /// The rate is a line to be compared, if the caller knows it.
+    /// `rate` is a line that the ranks compare; `None` if the caller does not know the rate.
     pub(crate) fn reduce<M: Module>(
         &mut self,
         model: &M,
@@ -93,7 +73,7 @@ impl Reducer {
         self.reduce_sums(model, sums, rate).map(Some)
     }
 
-    /// Reduces the sums of passes that are fewer than those of a reduction, if there are any.
+    /// Reduces the sums of the passes since the last reduction, if there are any.
     #[cfg(feature = "train")]
     pub(crate) fn finish<M: Module>(
         &mut self,
@@ -113,7 +93,7 @@ impl Reducer {
         sums: Result<GradientsParams>,
         rate: Option<&str>,
     ) -> Result<GradientsParams> {
-        let own = self.settings.check().and(sums);
+        let own = self.settings.check().map_err(Error::invalid).and(sums);
         let own = own.and_then(|sums| Gradients::take(model, sums, Missing::Zeros));
         let own = own.and_then(|gradients| check_types(&gradients).and(Ok(gradients)));
         let mut gradients = self.agree(own, rate)?;
@@ -141,13 +121,7 @@ impl Reducer {
         let mut lines: Vec<String> = parameters
             .map(|(path, dtype, shape)| line(path, dtype, shape))
             .collect();
-        lines.push(format!("op\t{:?}", self.settings.op));
-        lines.push(format!("groups\t{}", self.settings.groups));
-        lines.push(format!(
-            "backward_passes_per_step\t{}",
-            self.settings.passes
-        ));
-        lines.push(format!("max_norm\t{:?}", self.settings.max_norm));
+        lines.extend(self.settings.lines());
         lines.push(self.number.clone());
         let parameters = gradients.parameters();
         Compared {
@@ -156,22 +130,6 @@ impl Reducer {
                 .collect(),
             lines: Lines::new(lines),
         }
-    }
-}
-
-impl Settings {
-    fn check(&self) -> Result<()> {
-        for (name, value) in [
-            ("groups", self.groups),
-            ("backward_passes_per_step", self.passes),
-        ] {
-            if value == 0 {
-                return Err(Error::invalid(format!(
-                    "{name} was set to 0; pass 1 or more"
-                )));
-            }
-        }
-        self.max_norm.map_or(Ok(()), check_norm)
     }
 }
 
@@ -185,7 +143,7 @@ impl Compared {
 
 /// Scales these gradients so that the norm of all of them is at most `max`, and returns the norm before.
 pub(crate) fn clip<M: Module>(model: &M, gradients: &mut GradientsParams, max: f64) -> Result<f64> {
-    check_norm(max)?;
+    framework::check_norm(max).map_err(Error::invalid)?;
     let mut taken = Gradients::take(model, std::mem::take(gradients), Missing::Nothing)?;
     check_types(&taken)?;
     let norm = taken.clip(max)?;
@@ -203,14 +161,4 @@ fn check_types(gradients: &Gradients) -> Result<()> {
         ))),
         None => Ok(()),
     }
-}
-
-/// Also refuses NaN.
-fn check_norm(max: f64) -> Result<()> {
-    if max > 0.0 {
-        return Ok(());
-    }
-    Err(Error::invalid(format!(
-        "the norm of gradients was limited to {max}; pass a number above 0"
-    )))
 }

@@ -36,6 +36,14 @@ pub enum Error {
     },
 }
 
+impl Error {
+    pub(crate) fn invalid(mistake: impl Into<String>) -> Self {
+        Self::Invalid {
+            mistake: mistake.into(),
+        }
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -93,15 +93,13 @@ fn check(name: &str, var: &Var, gradient: &Tensor) -> Result<()> {
     if (gradient.dtype(), gradient.dims()) == (var.dtype(), var.dims()) {
         return Ok(());
     }
-    Err(Error::Invalid {
-        mistake: format!(
-            "the gradient of {name:?} is of type {} and shape {:?}; expected are those of the parameter, {} and {:?}",
-            gradient.dtype().as_str(),
-            gradient.dims(),
-            var.dtype().as_str(),
-            var.dims()
-        ),
-    })
+    Err(Error::invalid(format!(
+        "the gradient of {name:?} is of type {} and shape {:?}; expected are those of the parameter, {} and {:?}",
+        gradient.dtype().as_str(),
+        gradient.dims(),
+        var.dtype().as_str(),
+        var.dims()
+    )))
 }
 
 struct Allreduce {

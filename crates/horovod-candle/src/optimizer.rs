@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use candle_core::backprop::GradStore;
 use candle_nn::Optimizer;
-use horovod::framework::{self, Lines};
+use horovod::framework::{self, Lines, Settings};
 use horovod::{Communicator, ReduceOp};
 
 use crate::error::{Error, Result};
@@ -42,10 +42,7 @@ pub struct DistributedOptimizer<O> {
     hvd: Communicator,
     inner: O,
     parameters: Sorted,
-    op: ReduceOp,
-    groups: usize,
-    passes: usize,
-    max_norm: Option<f64>,
+    settings: Settings,
     /// Sums of the passes since the last reduction, or the first error of these passes, and their number.
     sums: Result<GradStore>,
     done: usize,
@@ -79,10 +76,7 @@ impl<O: Optimizer> DistributedOptimizer<O> {
             hvd: hvd.clone(),
             inner,
             parameters: Sorted::of(parameters)?.floats(),
-            op: ReduceOp::Average,
-            groups: 1,
-            passes: 1,
-            max_norm: None,
+            settings: Settings::default(),
             sums: Ok(GradStore::default()),
             done: 0,
             number: framework::optimizer_line(hvd),
@@ -93,8 +87,7 @@ impl<O: Optimizer> DistributedOptimizer<O> {
     /// How the gradients of the ranks combine; without this call by `Average`.
     #[must_use]
     pub fn op(mut self, op: ReduceOp) -> Self {
-        self.op = op;
-        self.plan = None; // compare the settings again
+        self.settings_mut().op = op;
         self
     }
 
@@ -102,8 +95,7 @@ impl<O: Optimizer> DistributedOptimizer<O> {
     /// in one, and of more than 128 gradients in several.
     #[must_use]
     pub fn groups(mut self, groups: usize) -> Self {
-        self.groups = groups;
-        self.plan = None; // compare the settings again
+        self.settings_mut().groups = groups;
         self
     }
 
@@ -111,8 +103,7 @@ impl<O: Optimizer> DistributedOptimizer<O> {
     /// the loss by this number.
     #[must_use]
     pub fn backward_passes_per_step(mut self, passes: usize) -> Self {
-        self.passes = passes;
-        self.plan = None; // compare the settings again
+        self.settings_mut().passes = passes;
         self
     }
 
@@ -120,8 +111,7 @@ impl<O: Optimizer> DistributedOptimizer<O> {
     /// which must be above 0.
     #[must_use]
     pub fn max_norm(mut self, max: f64) -> Self {
-        self.max_norm = Some(max);
-        self.plan = None; // compare the settings again
+        self.settings_mut().max_norm = Some(max);
         self
     }
 
@@ -148,7 +138,7 @@ impl<O: Optimizer> DistributedOptimizer<O> {
         let Some(mut gradients) = self.reduce_with(gradients)? else {
             return Ok(false);
         };
-        if let Some(max) = self.max_norm {
+        if let Some(max) = self.settings.max_norm {
             self.clip(&mut gradients, max)?;
         }
         self.inner.step(&gradients)?;
@@ -199,18 +189,18 @@ impl<O: Optimizer> DistributedOptimizer<O> {
             Ok(sums)
         });
         let done = std::mem::take(&mut self.done) + 1;
-        if done < self.passes {
+        if done < self.settings.passes {
             (self.sums, self.done) = (sums, done);
             return Ok(None);
         }
-        let own = self.check_settings().and(sums);
+        let own = self.settings.check().map_err(Error::invalid).and(sums);
         let own = own.and_then(|sums| Prepared::of(&self.parameters, sums));
         let plan = self.plan.take().unwrap_or_else(|| self.make_plan());
         let ReductionPlan { groups, lines } = self.plan.insert(plan);
         // Each time: ranks that step different optimizers, or wait in `join`, would mix or miss gradients.
         let rate = format!("learning rate\t{:?}", self.inner.learning_rate());
         let prepared = agree(&self.hvd, lines, Some(&rate), own)?;
-        let reduced = prepared.reduce(&self.hvd, self.op, &self.parameters, groups)?;
+        let reduced = prepared.reduce(&self.hvd, self.settings.op, &self.parameters, groups)?;
         Ok(Some(reduced))
     }
 
@@ -220,7 +210,7 @@ impl<O: Optimizer> DistributedOptimizer<O> {
     /// # Errors
     /// [`Error::Invalid`] if `max` is not above 0; [`Error::Candle`].
     pub fn clip(&self, gradients: &mut GradStore, max: f64) -> Result<f64> {
-        check_norm(max)?;
+        framework::check_norm(max).map_err(Error::invalid)?;
         gradients::clip(&self.parameters, gradients, max)
     }
 
@@ -249,53 +239,28 @@ impl<O: Optimizer> DistributedOptimizer<O> {
         self.inner
     }
 
-    fn check_settings(&self) -> Result<()> {
-        for (name, value) in [
-            ("groups", self.groups),
-            ("backward_passes_per_step", self.passes),
-        ] {
-            if value == 0 {
-                return Err(Error::Invalid {
-                    mistake: format!("{name} was set to 0; pass 1 or more"),
-                });
-            }
-        }
-        self.max_norm.map_or(Ok(()), check_norm)
+    /// The settings, to be changed: the next reduction compares them again.
+    fn settings_mut(&mut self) -> &mut Settings {
+        self.plan = None;
+        &mut self.settings
     }
 
     fn make_plan(&self) -> ReductionPlan {
-        let (op, groups, passes) = (self.op, self.groups, self.passes);
         let mut lines = self.parameters.lines();
-        lines.push(format!("op\t{op:?}"));
-        lines.push(format!("groups\t{groups}"));
-        lines.push(format!("backward_passes_per_step\t{passes}"));
-        lines.push(format!("max_norm\t{:?}", self.max_norm));
+        lines.extend(self.settings.lines());
         lines.push(self.number.clone());
         ReductionPlan {
-            groups: gradients::groups(&self.parameters, groups),
+            groups: gradients::groups(&self.parameters, self.settings.groups),
             lines: Lines::new(lines),
         }
     }
-}
-
-/// Also refuses NaN.
-fn check_norm(max: f64) -> Result<()> {
-    if max > 0.0 {
-        return Ok(());
-    }
-    Err(Error::Invalid {
-        mistake: format!("the norm of gradients was limited to {max}; pass a number above 0"),
-    })
 }
 
 impl<O: std::fmt::Debug> std::fmt::Debug for DistributedOptimizer<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("DistributedOptimizer")
             .field("inner", &self.inner)
-            .field("op", &self.op)
-            .field("groups", &self.groups)
-            .field("backward_passes_per_step", &self.passes)
-            .field("max_norm", &self.max_norm)
+            .field("settings", &self.settings)
             .finish_non_exhaustive()
     }
 }

@@ -69,12 +69,10 @@ impl Sorted {
         let mut named = parameters.named();
         named.sort_by(|(one, _), (other, _)| one.cmp(other));
         if let Some(twins) = named.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-            return Err(Error::Invalid {
-                mistake: format!(
-                    "two parameters are named {:?}; give each a name of its own",
-                    twins[0].0
-                ),
-            });
+            return Err(Error::invalid(format!(
+                "two parameters are named {:?}; give each a name of its own",
+                twins[0].0
+            )));
         }
         let (mut vars, mut others) = (Vec::new(), Vec::new());
         let mut names: HashMap<TensorId, String> = HashMap::new();
@@ -121,13 +119,11 @@ impl Sorted {
         let Some((name, var)) = self.iter().find(|(_, var)| !TYPES.contains(&var.dtype())) else {
             return Ok(());
         };
-        Err(Error::Invalid {
-            mistake: format!(
-                "parameter {name:?} is of type {}, which cannot be sent; use one of {}",
-                var.dtype().as_str(),
-                TYPES.map(|dtype: DType| dtype.as_str()).join(", ")
-            ),
-        })
+        Err(Error::invalid(format!(
+            "parameter {name:?} is of type {}, which cannot be sent; use one of {}",
+            var.dtype().as_str(),
+            TYPES.map(|dtype: DType| dtype.as_str()).join(", ")
+        )))
     }
 }
 

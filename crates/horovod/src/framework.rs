@@ -56,19 +56,19 @@ impl Lines {
         }
         let own = changing.map_or(self.fingerprint, |line| fingerprint(self.fingerprint, line));
         let entry = [own, u64::from(mistake.is_some())];
-        let all = hvd.named(name).allgather(&entry, 2)?;
-        let all: Vec<&[u64]> = all.chunks(2).collect();
+        let all = hvd.named(name).allgather(&entry, entry.len())?;
+        let mut entries = all.chunks(entry.len());
         let texts = |own: Option<String>| -> Result<String> {
             let own = own.unwrap_or_default();
             let texts = hvd.named(&format!("{name}.differ"));
             let texts = texts.allgather(own.as_bytes(), 1)?;
             Ok(String::from_utf8_lossy(&texts).into_owned())
         };
-        if let Some(rank) = all.iter().position(|entry| entry[1] != 0) {
+        if let Some(rank) = entries.clone().position(|entry| entry[1] != 0) {
             let text = texts(mistake.filter(|_| hvd.rank() == rank))?;
             return Ok(Some(Obstacle::Mistake(hvd.members()[rank], text)));
         }
-        let Some(other) = all.iter().position(|entry| entry[0] != all[0][0]) else {
+        let Some(other) = entries.position(|entry| entry[0] != all[0]) else {
             return Ok(None);
         };
         // Rank 0 and the first one that differs send their lines to all.
@@ -84,6 +84,71 @@ impl Lines {
         let sides = [(members[0], one), (members[other], two)];
         Ok(Some(Obstacle::Differ(sides)))
     }
+}
+
+/// The settings of a distributed optimizer, which all ranks should have alike.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How gradients of the ranks combine.
+    pub op: ReduceOp,
+    /// How many operations reduce the gradients of one type.
+    pub groups: usize,
+    /// How many gradients a rank adds before it reduces their sum.
+    pub passes: usize,
+    /// The largest norm of all gradients of a step together.
+    pub max_norm: Option<f64>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            op: ReduceOp::Average,
+            groups: 1,
+            passes: 1,
+            max_norm: None,
+        }
+    }
+}
+
+impl Settings {
+    /// Refuses settings without a meaning.
+    ///
+    /// # Errors
+    /// The first mistake, as text for the user.
+    pub fn check(&self) -> std::result::Result<(), String> {
+        for (name, value) in [
+            ("groups", self.groups),
+            ("backward_passes_per_step", self.passes),
+        ] {
+            if value == 0 {
+                return Err(format!("{name} was set to 0; pass 1 or more"));
+            }
+        }
+        self.max_norm.map_or(Ok(()), check_norm)
+    }
+
+    /// A line for each setting.
+    pub fn lines(&self) -> [String; 4] {
+        [
+            format!("op\t{:?}", self.op),
+            format!("groups\t{}", self.groups),
+            format!("backward_passes_per_step\t{}", self.passes),
+            format!("max_norm\t{:?}", self.max_norm),
+        ]
+    }
+}
+
+/// Refuses a largest norm that is not above 0, also NaN.
+///
+/// # Errors
+/// The mistake, as text for the user.
+pub fn check_norm(max: f64) -> std::result::Result<(), String> {
+    if max > 0.0 {
+        return Ok(());
+    }
+    Err(format!(
+        "the norm of gradients was limited to {max}; pass a number above 0"
+    ))
 }
 
 const OPTIMIZER: &str = "optimizer";

@@ -1,6 +1,7 @@
 //! The comparison of the ranks before an operation of a framework.
 
-use crate::framework::{Lines, Obstacle, difference_text, mistake_text, optimizer_line};
+use crate::ReduceOp;
+use crate::framework::{Lines, Obstacle, Settings, difference_text, mistake_text, optimizer_line};
 use crate::testing::{on_ranks, process_set};
 
 fn lines(lines: &[&str]) -> Lines {
@@ -89,4 +90,40 @@ fn a_line_on_one_side_alone_is_not_called_a_parameter() {
             "{text_of}"
         );
     });
+}
+
+#[test]
+fn settings_are_checked_and_each_has_a_line() {
+    let with = |set: fn(&mut Settings)| {
+        let mut settings = Settings::default();
+        set(&mut settings);
+        settings
+    };
+    assert_eq!(Settings::default().check(), Ok(()));
+    for (wrong, mistake) in [
+        (with(|set| set.groups = 0), "groups was set to 0"),
+        (
+            with(|set| set.passes = 0),
+            "backward_passes_per_step was set to 0",
+        ),
+        (with(|set| set.max_norm = Some(0.0)), "limited to 0"),
+        (with(|set| set.max_norm = Some(f64::NAN)), "limited to NaN"),
+    ] {
+        let found = wrong.check().unwrap_err();
+        assert!(found.contains(mistake), "{found}");
+    }
+    let others = [
+        with(|set| set.op = ReduceOp::Sum),
+        with(|set| set.groups = 2),
+        with(|set| set.passes = 2),
+        with(|set| set.max_norm = Some(1.0)),
+    ];
+    for (place, other) in others.iter().enumerate() {
+        assert_eq!(other.check(), Ok(()));
+        let (lines, defaults) = (other.lines(), Settings::default().lines());
+        let differ: Vec<usize> = (0..lines.len())
+            .filter(|at| lines[*at] != defaults[*at])
+            .collect();
+        assert_eq!(differ, [place]);
+    }
 }
