@@ -92,13 +92,13 @@ class Slurm:
         files["seed-file"] = "seed"
         words = [f"--{option}={munge / name}" for option, name in files.items()]
         self._start(["munged", "--foreground", "--force", *words])
-        self._await("munged", lambda: (munge / "socket").exists())
+        self.wait_until("munged", lambda: (munge / "socket").exists())
         self._start(self.enter(self.hosts[0], ["slurmctld", "-D"]))
         for host in self.hosts:
             # It does not start without cgroups, which the settings leave unused.
             daemon = f"mount -t tmpfs tmpfs /sys/fs/cgroup && exec slurmd -D -N {host.name}"
             self._start(self.enter(host, ["sh", "-c", daemon]))
-        self._await("every node", lambda: self._idle_nodes() == len(self.hosts))
+        self.wait_until("every node", lambda: self._idle_nodes() == len(self.hosts))
 
     def _start(self, command: list[str]) -> None:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -108,7 +108,8 @@ class Slurm:
             subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, **quiet)  # type: ignore[call-overload]
         )
 
-    def _await(self, what: str, is_ready: Callable[[], bool]) -> None:
+    def wait_until(self, what: str, is_ready: Callable[[], bool]) -> None:
+        """Wait; an error with the daemons' logs if it takes too long."""
         deadline = time.monotonic() + START_LIMIT_S
         while not is_ready():
             if time.monotonic() > deadline:

@@ -122,6 +122,58 @@ def test_horovodrun_in_a_batch_job_uses_all_of_it(net, start, script, tmp_path: 
     assert "uses the whole allocation of Slurm, 3 slots on 2 hosts (host-a:2,host-b:1;" in text
 
 
+RESUMES = """
+import os, sys
+from pathlib import Path
+import numpy as np
+import horovod.numpy as hvd
+from horovod.common.elastic import ObjectState
+hvd.init()
+state = ObjectState(step=0)
+folder = Path(sys.argv[1])
+checkpoint = hvd.Checkpoint(state, folder / "checkpoint")
+if checkpoint.resume():
+    os.write(1, f"rank-on {os.uname().nodename} goes on from {state.step}\\n".encode())
+    sys.exit()
+while True:
+    hvd.allreduce(np.ones(3))
+    state.step += 1
+    if state.step == 5 and hvd.rank() == 0:
+        (folder / "trains").touch()
+    checkpoint.end_step()
+"""
+
+
+def test_a_requeued_job_goes_on_from_the_end_of_a_step(cluster, start, script, tmp_path) -> None:
+    output = tmp_path / "output"
+    path = tmp_path / "batch.sh"
+    words = f"srun --mpi=pmi2 {sys.executable} {script(RESUMES)} {tmp_path}"
+    path.write_text(
+        f"#!/bin/sh\n#SBATCH -N2 -n2 --requeue --open-mode=append -o {output}\n{words}\n"
+    )
+    number = start("sbatch", "--parsable", path).succeed().stdout.strip()
+
+    def trains() -> bool:
+        state = cluster.ask("scontrol", "show", "job", number)
+        assert "JobState=FAILED" not in state, output.read_text()
+        return (tmp_path / "trains").exists()
+
+    cluster.wait_until("the training", trains)
+    cluster.ask("scontrol", "requeue", number)
+
+    def has_ended() -> bool:
+        # Slurm would let a job that was requeued wait for two minutes.
+        cluster.ask("scontrol", "update", f"JobId={number}", "StartTime=now")
+        return "JobState=COMPLETED" in cluster.ask("scontrol", "show", "job", number)
+
+    cluster.wait_until("the end of the job", has_ended)
+    lines = printed(output.read_text())
+    steps = {int(line.split()[-1]) for line in lines}
+    assert len(lines) == 2, output.read_text()
+    assert len(steps) == 1, "the ranks go on from different steps"
+    assert min(steps) >= 5
+
+
 @pytest.mark.parametrize("mpi", ["pmi2", "pmix"])
 def test_a_step_inside_a_step_is_a_job_of_its_own(mpi: str, cluster, start, script) -> None:
     if mpi == "pmix" and not cluster.has_pmix():
