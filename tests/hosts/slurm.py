@@ -58,6 +58,10 @@ def why_not() -> str | None:
     return None
 
 
+class NotReady(Exception):
+    """Something of the cluster is not there in time; with the end of the daemons' logs."""
+
+
 class Slurm:
     """The cluster. `env` is for commands of Slurm; run them on a host (`Host.enter`)."""
 
@@ -114,7 +118,7 @@ class Slurm:
         while not is_ready():
             if time.monotonic() > deadline:
                 logs = [log.read_text()[-2000:] for log in sorted(self.folder.glob("*.log"))]
-                raise RuntimeError("\n".join([f"Slurm: {what} is not ready", *logs]))
+                raise NotReady("\n".join([f"{what} is not ready", *logs]))
             time.sleep(0.05)
 
     def _idle_nodes(self) -> int:
