@@ -79,6 +79,7 @@ def test_without_an_interface_a_folder_or_a_key_suffices(start, script, tmp_path
     for text in (
         "rank 2 of 3 started by Slurm, and the ranks cannot",
         "either HOROVOD_RENDEZVOUS_DIR",
+        "srun --mpi=pmix",
     ):
         assert text in job.stderr, job.report()
 
@@ -148,13 +149,15 @@ while True:
 """
 
 
-def test_a_requeued_job_goes_on_from_the_end_of_a_step(cluster, start, script, tmp_path) -> None:
+# Slurm sends SIGTERM to every process of the job, also to the ssh of horovodrun.
+@pytest.mark.parametrize("starter", ["srun --mpi=pmi2", "{horovodrun}"])
+def test_a_requeued_job_goes_on_from_the_end_of_a_step(
+    starter: str, net, cluster, start, script, tmp_path
+) -> None:
     output = tmp_path / "output"
-    path = tmp_path / "batch.sh"
-    words = f"srun --mpi=pmi2 {sys.executable} {script(RESUMES)} {tmp_path}"
-    path.write_text(
-        f"#!/bin/sh\n#SBATCH -N2 -n2 --requeue --open-mode=append -o {output}\n{words}\n"
-    )
+    command = f"{starter} {{python}} {script(RESUMES)} {tmp_path}"
+    options = ("--nodes=2", "--ntasks=2", "--requeue", "--open-mode=append", f"--output={output}")
+    path = batch(net, tmp_path, command, *options)
     number = start("sbatch", "--parsable", path).succeed().stdout.strip()
 
     def trains() -> bool:
@@ -166,7 +169,8 @@ def test_a_requeued_job_goes_on_from_the_end_of_a_step(cluster, start, script, t
     cluster.ask("scontrol", "requeue", number)
 
     def has_ended() -> bool:
-        # Slurm would let a job that was requeued wait for two minutes.
+        # Slurm would let a requeued job wait for two minutes. It holds a job that starts too soon after its former end.
+        cluster.ask("scontrol", "release", number)
         cluster.ask("scontrol", "update", f"JobId={number}", "StartTime=now")
         return "JobState=COMPLETED" in cluster.ask("scontrol", "show", "job", number)
 

@@ -421,11 +421,14 @@ fn cannot_meet(config: &Config) -> String {
     } else {
         how_to_give_a_key()
     };
-    let by_mpi = match config.start.started.as_ref().is_some_and(|s| s.starts_mpi) {
-        true => {
+    let without_settings = match &config.start.started {
+        Some(started) if started.by == "Slurm" => {
+            "Under `srun --mpi=pmix` or `--mpi=pmi2` nothing has to be set (`srun --mpi=list` lists what there is). "
+        }
+        Some(started) if started.starts_mpi => {
             "Where MPI connects them, import mpi4py.MPI before hvd.init(): then nothing has to be set. "
         }
-        false => "",
+        _ => "",
     };
     let and = if address.is_empty() || key.is_empty() {
         ""
@@ -435,7 +438,7 @@ fn cannot_meet(config: &Config) -> String {
     format!(
         "this is rank {} of {} started by {by}, and the ranks cannot find each other safely: set, on all of them, \
          either HOROVOD_RENDEZVOUS_DIR to a folder that all hosts share (rank 0 leaves its address and a fresh key \
-         in a file there that only you can read), or {address}{and}{key}. {by_mpi}`horovodrun` needs none of this. \
+         in a file there that only you can read), or {address}{and}{key}. {without_settings}`horovodrun` needs none of this. \
          HOROVOD_SIZE=1 makes every process train alone",
         config.ranks.rank, config.ranks.size
     )

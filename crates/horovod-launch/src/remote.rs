@@ -159,12 +159,23 @@ impl Ssh {
         ssh.arg("--")
             .arg(Self::target(host))
             .arg(remote_command(program));
-        ssh
+        without_sigterm(&ssh)
     }
 
     fn target(host: &Host) -> String {
         host.name.replace(['[', ']'], "")
     }
+}
+
+/// The command, which ignores SIGTERM. A batch system sends that to all processes of a job, also to ssh. If ssh ended, the
+/// agent of the other host would end its ranks at once. The launcher itself ends ssh by SIGKILL or by the end of its input.
+fn without_sigterm(command: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", "trap '' TERM; exec \"$0\" \"$@\""])
+        .arg(command.get_program())
+        .args(command.get_args());
+    shell
 }
 
 /// Returns a line that any login shell accepts. It starts the same file as on this host, or else the one on `PATH`.
