@@ -209,7 +209,7 @@ def run(name: str, seconds: float) -> dict:
         raise SystemExit(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
     named = json.loads(lines[0].split(MARK, 1)[1])
     if named is None:
-        print(done.stdout.split("\n", 1)[1], end="", flush=True)
+        print(done.stdout.split(MARK, 1)[1].split("\n", 1)[1], end="", flush=True)
     record = {"kind": name, "verdict": KINDS[name].judge(named), "named": named}
     return record | {"seconds": round(time.monotonic() - begin, 1), "load": os.getloadavg()[0]}
 

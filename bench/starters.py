@@ -81,11 +81,10 @@ class Starters:
             "pods": [HOROVODRUN, "-np", "2", "--agents-port", "29500"],
         }
         self.environment = {**os.environ, **self.slurm.env, **launch.ENVIRONMENT}
-        self.environment["HOROVOD_JOB_KEY_FILE"] = str(key)
+        self.with_key = {**self.environment, "HOROVOD_JOB_KEY_FILE": str(key)}
 
     def run(self, words: list[str], program: list[str]) -> float:
         """Run a program as ranks from the first host; seconds until its end."""
-        without_key = {k: v for k, v in self.environment.items() if k != "HOROVOD_JOB_KEY_FILE"}
         is_pods = "--agents-port" in words
         begin = time.perf_counter()
         with ExitStack() as stack:
@@ -93,11 +92,11 @@ class Starters:
                 for index, host in enumerate(self.net.hosts):
                     join = [sys.executable, "-m", "horovod.runner.join", "host-a:29500"]
                     join += ["--slots", "1", "--index", str(index)]
-                    stack.enter_context(started(host.enter(join), env=self.environment))
+                    stack.enter_context(started(host.enter(join), env=self.with_key))
             command = self.slurm.enter(self.net.hosts[0], [*words, sys.executable, *program])
             done = subprocess.run(
                 command,
-                env=self.environment if is_pods else without_key,
+                env=self.with_key if is_pods else self.environment,
                 capture_output=True,
                 text=True,
                 timeout=LIMIT_S,

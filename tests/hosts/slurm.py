@@ -17,6 +17,8 @@ import network
 START_LIMIT_S = 60.0
 # Each node has more processors than the machine may have, so that no test depends on their number.
 CPUS = 64
+# Debian has the daemons in folders that the PATH of a user may lack.
+SEARCH_PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 
 _SETTINGS = """
 ClusterName=test
@@ -53,7 +55,7 @@ def why_not() -> str | None:
         ("slurmd", "slurmd"),
         ("srun", "slurm-client"),
     ):
-        if not shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin"):
+        if not shutil.which(program, path=SEARCH_PATH):
             return f"{program} is not installed (Debian package {package})"
     return None
 
@@ -105,11 +107,12 @@ class Slurm:
         self.wait_until("every node", lambda: self._idle_nodes() == len(self.hosts))
 
     def _start(self, command: list[str]) -> None:
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        environment = {**os.environ, **self.env}
-        environment["PATH"] += ":/usr/sbin:/sbin"
+        environment = {**os.environ, **self.env, "PATH": SEARCH_PATH}
+        nothing = subprocess.DEVNULL
         self._daemons.append(
-            subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, **quiet)  # type: ignore[call-overload]
+            subprocess.Popen(
+                command, env=environment, stdin=nothing, stdout=nothing, stderr=nothing
+            )
         )
 
     def wait_until(self, what: str, is_ready: Callable[[], bool]) -> None:

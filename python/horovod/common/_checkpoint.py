@@ -102,7 +102,7 @@ class Checkpoint:
         """
         cause = None
         try:
-            self._state.save()
+            self._state._take_commit()
         except Exception as error:  # of a value that cannot be copied
             cause = error
         (has_failed,) = _consensus.greatest([cause is not None], "checkpoint.save")
@@ -112,7 +112,6 @@ class Checkpoint:
             raise OSError(
                 f"Cannot save to {self._path}: a rank could not copy its state, its own error has the cause"
             )
-        self._state._commits += 1
 
         def write() -> bool:
             content = pickle.dumps(self._state._saved(), pickle.HIGHEST_PROTOCOL)

@@ -200,6 +200,8 @@ class HandledState(ObjectState):
         super().sync()
         self.save()
 
+    _parts_of_checkpoint = frozenset({"values", "handled"})
+
     def _saved(self) -> dict[str, Any]:
         self._copier.finish()
         handled = {name: handler.saved() for name, handler in self._handlers.items()}

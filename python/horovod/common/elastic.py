@@ -96,11 +96,14 @@ class State:
 
         Every rank has to call `commit` equally often.
         """
+        self._take_commit()
+        self.check_host_updates()
+
+    def _take_commit(self) -> None:
         # Operations in flight on a GPU may still fail, and a commit must not contain the results of failed ones.
         _core.wait_for_devices()
         self.save()
         self._commits += 1
-        self.check_host_updates()
 
     def check_host_updates(self) -> None:
         """Raise `HostsUpdatedInterrupt` in the same call of all ranks if members are to be added or removed.
@@ -202,6 +205,8 @@ class ObjectState(State):
         self._set_attributes(received)
         self._saved_state = copy.deepcopy(received)
 
+    _parts_of_checkpoint = frozenset({"values"})
+
     def _saved(self) -> dict[str, Any]:
         """Return the content of a checkpoint: the last snapshot, to be pickled before the next one."""
         return {"values": self._saved_state}
@@ -212,8 +217,13 @@ class ObjectState(State):
         Raises
         ------
         ValueError
-            The content has other attributes than this state.
+            The content is of another kind of state, or has other attributes than this state.
         """
+        if others := saved.keys() - self._parts_of_checkpoint:
+            raise ValueError(
+                f"the file also has {sorted(others)}, which {type(self).__qualname__} does not read: resume with the "
+                "kind of state that was saved"
+            )
         if saved["values"].keys() != self._saved_state.keys():
             raise ValueError(
                 f"the file has the attributes {sorted(saved['values'])}, the state has {sorted(self._saved_state)}"

@@ -67,6 +67,16 @@ def test_a_file_of_another_state_is_an_error_on_all_ranks(tmp_path):
         hvd.Checkpoint(ObjectState(epoch=3), path).resume()
 
 
+def test_a_file_of_another_kind_of_state_is_an_error_on_all_ranks(tmp_path):
+    path = tmp_path / "of_a_model"
+    path.write_bytes(pickle.dumps({"values": {"step": 3}, "handled": {"model": {}}}))
+    state = ObjectState(step=1)
+    text = r"the file also has \['handled'\], which ObjectState does not read"
+    with pytest.raises(ValueError, match=text):
+        hvd.Checkpoint(state, path).resume()
+    assert state.step == 1
+
+
 class Refuses:
     """Can be copied, and cannot be pickled."""
 

@@ -189,7 +189,8 @@ fn served_by_a_driver(env: &dyn Environment) -> Result<Vec<SocketAddr>, Error> {
         });
     found.map(Iterator::collect).map_err(|why| {
         Error::Init(format!(
-            "{DRIVER_ADDRESS}={host:?} and {DRIVER_PORT}={port:?}, where a driver serves the rendezvous: {why}"
+            "{DRIVER_ADDRESS}={host:?} and {DRIVER_PORT}={port:?}, where a driver serves the rendezvous: {why}; \
+             set both to what the driver prints, or neither"
         ))
     })
 }
